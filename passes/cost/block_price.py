@@ -30,8 +30,8 @@ SPLIT_PARTS = (1, 2, 4, 8, 16, 32, 64)
 @dataclass(frozen=True)
 class Sums:
     """Products of the same sizes. `row`, `column`: bytes of each term of one of these; `beside`: bytes read and written beside each element
-    of the result; `kind`: the type of the factors, as GpuRates names it; `cuts`: how often a block of rows ends before it is full, or is
-    computed once more."""
+    of the result; `kind`: the type of the factors, as GpuRates names it; `cuts`: how often a block of rows, or of
+    columns, is computed once more."""
 
     rows: int
     columns: int
@@ -42,7 +42,7 @@ class Sums:
     column: float = 2
     beside: float = 2
     kind: str = "bf16"
-    cuts: int = 0
+    cuts: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def block_ns(work: Sums, block: Block, gpu: Gpu, parts: int = 1) -> tuple[float,
     """Nanoseconds of the multiprocessor that has most blocks, and what limits it. `parts`: of each sum, in programs of their own."""
     rates, elements = gpu.rates, block.rows * block.columns
     each_rate = rates.multiprocessors
-    blocks = work.batch * (ceil(work.rows / block.rows) + work.cuts) * ceil(work.columns / block.columns) * parts
+    blocks = work.batch * (ceil(work.rows / block.rows) + work.cuts[0]) * (ceil(work.columns / block.columns) + work.cuts[1]) * parts
     steps = ceil(work.terms / parts / block.terms)
     step = block.terms * (block.rows * work.row + block.columns * work.column)
     units = 2.0 * elements * block.terms * work.sums / (rates.tflops[work.kind] * 1e3 / each_rate)

@@ -126,8 +126,9 @@ def _fastest(work: Contraction, gpu: Gpu, read: float, behind: float, held: int,
     memory = (read + behind) / rates.memory_gbs
     each = 0.0 if lasting else behind / (work.batch * work.rows * work.columns)
     sums = Sums(
-        work.rows, work.columns, work.depth, work.batch, work.sums, work.width, work.width * work.sums, each, work.kind, work.matrices - 1
-    )
+        work.rows, work.columns, work.depth, work.batch, work.sums, work.width, work.width * work.sums, each, work.kind,
+        (work.matrices - 1, 0),
+    )  # fmt: skip
     best: Price | None = None
     for rows, columns, parts in product(TILE_SIDES, TILE_SIDES, SPLIT_PARTS):
         warps = warps_for(rows * columns, work.sums, held, gpu)

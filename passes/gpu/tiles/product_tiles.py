@@ -107,7 +107,8 @@ class _Product:
     """What the price of a product's tile depends on. `axes` are the two sides, the one of a factor that is computed last: the units take
     only the second factor from registers as it is there (docs/lab/gpu-products.md). `read` are bytes of each term along each of them,
     `widest` those of the widest factor, `beside` those of each element of the result that are read and written beside it; `held` are
-    numbers of each element that a thread keeps at once; `rate` is what the rates of a GPU call the products."""
+    numbers of each element that a thread keeps at once; `rate` is what the rates of a GPU call the products; `cuts`: how often, along each
+    side, what has one matrix ends."""
 
     axes: tuple[Side, Side]
     rest: list[Loop]
@@ -121,6 +122,7 @@ class _Product:
     beside: float
     held: int
     rate: str
+    cuts: tuple[int, int] = (0, 0)
 
     @staticmethod
     def of(info: NestAccess, sides: Sequence[Side], sizes: Sizes) -> _Product:
@@ -141,7 +143,7 @@ class _Product:
             (first, second), rest, (sizes.trips(first), sizes.trips(second)), sizes.trips(rest), sum(len(factors(info, n)) for n in inside),
             max(sizes.trips(n.loops) for n in inside), gcd(*(sizes(n.loops[-1].size) for n in inside if len(n.loops) > 1)),
             (read(first), read(second)), widest, beside, _held(info, first, second),
-            next(f.rate for n in inside for f in factors(info, n)),
+            next(f.rate for n in inside for f in factors(info, n)), _cuts(info, (first, second), sizes),
         )  # fmt: skip
 
 
@@ -161,6 +163,15 @@ def _held(info: NestAccess, first: Side, second: Side) -> int:
     partly = any(f.sums == loop.PARTLY_ROUNDED_SUMS for n in info.root.walk() for f in factors(info, n))  # the unit's are beside f32's
     draws = any(isinstance(op, loop.RandomOp) and is_of_element(op.result) for op in ops)
     return partly + held_numbers(sums, ops, stores, is_of_element, draws)
+
+
+def _cuts(info: NestAccess, sides: tuple[Side, Side], sizes: Sizes) -> tuple[int, int]:
+    """How often what has one matrix ends along each side, if it is sorted by matrices, before all ends."""
+    picks = picked_index(info)
+    op = None if picks is None else info.opaque[picks[0]].owner
+    ends = sizes(op.size.data) - 1 if isinstance(op, loop.BoundOp) else 0
+    first, second = (ends if picks is not None and one == picks[1] else 0 for one in sides)
+    return first, second
 
 
 def _are_windows(info: NestAccess, side: Side) -> bool:
@@ -222,7 +233,7 @@ def _ns(work: _Product, tile: Tile, gpu: Gpu) -> float:
 def _sums(work: _Product) -> Sums:
     """What the price of a block is of."""
     row, column = work.read
-    return Sums(*work.size, work.terms, work.batch, work.sums, row, column, work.beside, work.rate)
+    return Sums(*work.size, work.terms, work.batch, work.sums, row, column, work.beside, work.rate, work.cuts)
 
 
 def _of_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes, gpu: Gpu) -> Tile:

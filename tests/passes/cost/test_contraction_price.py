@@ -137,3 +137,15 @@ def test_what_no_block_has_registers_for_has_a_price():
     """Hundreds of products that are added up, as one nest: the smallest block."""
     work = followed(4096, 4096, 512, held=300)
     assert generated_ns(work, H100) > generated_ns(replace(work, held=1), H100)
+
+
+def test_grouped_products_have_a_price():
+    """A block of rows counts once for each group in it: few long groups are like one product, many short ones are not."""
+
+    def price(groups, rows=16384):
+        return generated_ns(Contraction(rows, 1536, 2048, matrices=groups, grouped=True), H100)
+
+    assert price(1) <= price(2) < price(32) < price(256)
+    assert price(1) == generated_ns(Contraction(16384, 1536, 2048), H100)
+    calls = [library_ns(Contraction(16384, 1536, 2048, grouped=g), H100) for g in (False, True)]
+    assert calls[0] < calls[1]

@@ -123,3 +123,21 @@ def test_weights_of_float32_that_were_rounded_are_weighed_as_16_bits():
     assert sum(isinstance(op, DotOp) for op in made.module.walk()) == 2
     (got,) = run_loop(made.module, args, made.constants, made.objects)
     torch.testing.assert_close(got, attention(*args), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this torch has no grouped products")
+@pytest.mark.parametrize("behind", [False, True])
+def test_grouped_products_by_price(behind):
+    """What has something behind it is generated; groups cut blocks."""
+
+    def layer(x, w, ends):
+        y = torch._grouped_mm(x, w, offs=ends)
+        return F.silu(y) if behind else y
+
+    args = [torch.empty(n, dtype=torch.bfloat16) for n in ((16384, 2048), (32, 2048, 1536))]
+    module = import_function(layer, *args, torch.empty(32, dtype=torch.int32)).module
+    module.attributes[MACHINE] = MachineAttr.from_text("sm_90")
+    said: list[str] = []
+    run(parse_pipeline("nd-library-products"), module, context(), Instrumentation(remarks=lambda r: said.append(r.text)))
+    (remark,) = said
+    assert f"{'generated' if behind else 'a call of the library'}: by price" in remark, remark
