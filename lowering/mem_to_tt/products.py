@@ -155,7 +155,7 @@ class Factor(State):
         b, mask = self.b, self.axes[self.terms].mask
         codes = element in UNIT_FLOAT8
         found = self.get(value)
-        narrow = b.to_shape(_float8(b, self.narrow(found, element), element) if codes else _rounded(b, found, element), self.full)
+        narrow = b.to_shape(_float8(b, self.narrow(found, element), element) if codes else rounded(b, found, element), self.full)
         if mask is not None and value not in self.padded:
             narrow = b.select(mask, narrow, b.constant(0.0, element))
         return narrow if (self.own == LEFT) == (self.axis == LEFT) else _transposed(b, narrow)
@@ -224,7 +224,7 @@ def _transposed(b: Builder, matrix: SSAValue) -> SSAValue:
     return b.pure(TransOp, (matrix,), kind, {"order": DenseArrayBase.from_list(i32, [1, 0])})
 
 
-def _rounded(b: Builder, value: SSAValue, element: Attribute) -> SSAValue:
+def rounded(b: Builder, value: SSAValue, element: Attribute) -> SSAValue:
     """A number of 32 bits that is one of 16 as that: what was widened as it was, a short integer by one cast, a product of two of 16 bits,
     which 32 have room for, by one multiplication."""
     narrow = _widened_from(value, element)
@@ -239,7 +239,7 @@ def _rounded(b: Builder, value: SSAValue, element: Attribute) -> SSAValue:
     if isinstance(op, arith.MulfOp):
         pair = [_widened_from(x, element) for x in op.operands]
         if pair[0] is not None and pair[1] is not None:
-            return b.elementwise(arith.MulfOp, [_rounded(b, x, element) for x in op.operands], NO_FLAGS)
+            return b.elementwise(arith.MulfOp, [rounded(b, x, element) for x in op.operands], NO_FLAGS)
     return b.cast(arith.TruncFOp, value, element) if narrow is None else narrow
 
 

@@ -13,16 +13,18 @@ are in memory is said by what it leaves out, and any target that knows nothing o
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from xdsl.dialects import arith
+from xdsl.dialects import math as mlir_math
 from xdsl.dialects.builtin import FloatAttr, IndexType, IntegerAttr, IntegerType, i1, i64
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import Dim, Expr, as_expr, floordiv, free_dims, maximum
 from ...dialects.expr.ranges import range_of
-from .accesses.varying import Varying
+from .accesses.varying import Varying, is_straight
 from .dependences import memory_of
 from .nest_access import NestAccess, Node
 from .reduction_kinds import identity
@@ -43,6 +45,9 @@ class Guard:
     choice: SSAValue
     value: SSAValue
     """The other value."""
+    condition: SSAValue
+    holds: bool
+    """What the condition is where it is the other value."""
     needed: tuple[Expr, ...]
     """Expressions, none of which is negative where it is the other value."""
     is_exact: bool
@@ -126,18 +131,46 @@ def _is_known_before(info: NestAccess, value: SSAValue) -> bool:
     return True
 
 
-def _guards(info: NestAccess, value: SSAValue, neutral: float) -> list[Guard]:
-    """The choices between `neutral` and another value that a value is made of."""
+def _guards(info: NestAccess, value: SSAValue, neutral: float, above: frozenset[SSAValue] = frozenset()) -> list[Guard]:
+    """The choices between `neutral` and another value that a value is made of. `above`: values that are not -inf where it counts."""
     op = value.owner
-    if isinstance(op, arith.ExtFOp | arith.TruncFOp) and neutral in (0.0, float("inf"), float("-inf")):
-        return _guards(info, op.operands[0], neutral)  # rounding may make others neutral, too
+    if isinstance(op, arith.ExtFOp | arith.TruncFOp) and neutral in (0.0, math.inf, -math.inf):
+        return _guards(info, op.operands[0], neutral, above)  # rounding may make others neutral, too
+    if isinstance(op, mlir_math.ExpOp) and neutral == 0.0:
+        return _guards(info, op.operand, -math.inf, above)
+    if isinstance(op, arith.SubfOp) and neutral == -math.inf and op.rhs in above:
+        return _guards(info, op.lhs, neutral, above)
+    if isinstance(op, arith.MulfOp) and neutral == 0.0:
+        sides = op.operands, op.operands[::-1]
+        return [guard for one, other in sides if _keeps_zero(info, op, one, other) for guard in _guards(info, one, neutral, above)]
     if not isinstance(op, arith.SelectOp):
         return []
     for neutral_one, other, holds in ((op.lhs, op.rhs, False), (op.rhs, op.lhs, True)):
         if _is(neutral_one, neutral):
             needed, exact = _of_condition(info, op.cond, holds)
-            return [Guard(value, other, tuple(needed), exact), *_guards(info, other, neutral)]
+            guard = Guard(value, other, op.cond, holds, tuple(needed), exact)
+            return [guard, *_guards(info, other, neutral, above | _not_lowest(op.cond, holds))]
     return []
+
+
+def _keeps_zero(info: NestAccess, op: arith.MulfOp, one: SSAValue, other: SSAValue) -> bool:
+    """Whether a product counts as 0 where one of its factors is: the other one is a finite number, or a row that it weighs. A weight is
+    computed from a loop inside: what a mask leaves out of such products is left out even of a row that is not finite."""
+    constant = other.owner.value if isinstance(other.owner, arith.ConstantOp) else None
+    if isinstance(constant, FloatAttr):
+        return math.isfinite(constant.value.data)
+    return op.properties.get("fastmath") == loop.CONTRACTED and is_straight(info, other) and not is_straight(info, one)
+
+
+def _not_lowest(value: SSAValue, holds: bool) -> frozenset[SSAValue]:
+    """What is not -inf where a condition holds, or does not."""
+    op = value.owner
+    if not isinstance(op, arith.CmpfOp):
+        return frozenset()
+    equal, different = (arith.CMPF_COMPARISON_OPERATIONS.index(name) for name in ("oeq", "une"))
+    wanted = different if holds else equal
+    sides = (op.operands, op.operands[::-1]) if op.predicate.value.data == wanted else ()
+    return frozenset(one for one, other in sides if _is(other, -math.inf))
 
 
 def _is(value: SSAValue, number: float) -> bool:

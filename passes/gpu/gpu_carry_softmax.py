@@ -34,8 +34,9 @@ from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
 from ..loop.transform.loop_rewrite import INDEX, clone_into, index_op
 from ..manager.pass_manager import Pass
+from .carried.product_weights import carry_weights, stored_weights
 from .carried.softmax_weights import SoftmaxWeights, final_store, same_row, softmax_weights, yielded
-from .carried.term_writer import TermWriter, needed, product_of
+from .carried.term_writer import Refused, TermWriter, needed, product_of
 from .gpu_online_softmax import computed_alike
 from .tiles.weighed_products import MAX_COLUMNS, weighed_product
 
@@ -62,10 +63,19 @@ class GpuCarrySoftmax(Pass):
                 self.remark(nest, refused or "scores are computed where their rows are weighed", kind="missed" if refused else "applied")
                 if refused is None:
                     self.statistic("num-carried")
+        for nest in [n for n in op.walk() if isinstance(n, loop.NestOp) and n.results]:
+            if readers := stored_weights(nest):
+                self._carry_weights(nest, readers, symbols)
 
-
-class _Refused(Exception):
-    """The reason."""
+    def _carry_weights(self, nest: loop.NestOp, readers: list[loop.NestOp], symbols: RangeEnv) -> None:
+        """Weights that are no softmax."""
+        try:
+            carry_weights(nest, readers, symbols, self.columns)
+        except Refused as refused:
+            self.remark(nest, str(refused), kind="missed")
+            return
+        self.remark(nest, f"weights are computed where rows are weighed, by {len(readers)} nests", kind="applied")
+        self.statistic("num-carried")
 
 
 def _rewrite(nest: loop.NestOp, found: SoftmaxWeights, symbols: RangeEnv, columns: int) -> str | None:
@@ -88,15 +98,15 @@ def _rewrite(nest: loop.NestOp, found: SoftmaxWeights, symbols: RangeEnv, column
         info = NestAccess(made, symbols)
         weighed = weighed_product(info)
         if weighed is None:
-            raise _Refused("the nest would be no product of weights, which vary along one of its loops, by rows along another")
+            raise Refused("the nest would be no product of weights, which vary along one of its loops, by rows along another")
         size = weighed.columns.size.value
         if size is not None and size > columns:
-            raise _Refused(f"{size} columns, the most are {columns}")
+            raise Refused(f"{size} columns, the most are {columns}")
         if any(isinstance(o, loop.NestOp) and o is not made for op in made.walk() for v in op.operands for o in _around_value(v)):
-            raise _Refused("the exponents need what the nest of the weights stores itself")
+            raise Refused("the exponents need what the nest of the weights stores itself")
         if not all(_fills(info, store) for store in stores):
-            raise _Refused("numbers of rows are needed by others, too, and not each of its rows is one of the weights'")
-    except _Refused as refused:
+            raise Refused("numbers of rows are needed by others, too, and not each of its rows is one of the weights'")
+    except Refused as refused:
         made.detach()
         made.erase()
         return str(refused)
@@ -141,7 +151,7 @@ def _early_readers(nest: loop.NestOp, tensors: Sequence[SSAValue]) -> list[Opera
             values.update(op.results)
     needed_by_nest = any(v in values and v not in tensors for one in nest.walk() for v in one.operands)
     if needed_by_nest or any(not isinstance(op, loop.NestOp) for op in found):
-        raise _Refused("numbers of rows are needed in between")
+        raise Refused("numbers of rows are needed in between")
     return found
 
 
@@ -198,7 +208,7 @@ class _Writer(TermWriter):
         self.values[found.top.indices[0]] = self.made.indices[0]
         for op in needed(exponent, (found.storing.block, found.top.block)):
             if isinstance(op, loop.LoopLike):
-                raise _Refused("the exponents are computed from the result of another loop over the row")
+                raise Refused("the exponents are computed from the result of another loop over the row")
             if op.parent is found.top.block and isinstance(op, loop.LoadOp) and product_of(op) is not None:
                 self.values[op.result] = self.element(op)
             else:
@@ -221,7 +231,7 @@ class _Writer(TermWriter):
             if isinstance(op, loop.LoadOp) and op.source.owner is storing:
                 store = final_store(op.source)
                 if store is None or store.parent is not storing.block or not self._is_row(op, store):
-                    raise _Refused("it reads more than its own row of what goes with the weights")
+                    raise Refused("it reads more than its own row of what goes with the weights")
                 read[op.result] = self._row_value(store.value, known)
                 op.result.replace_all_uses_with(read[op.result])
                 op.detach()
@@ -296,7 +306,7 @@ class _Writer(TermWriter):
         values = {**self.values, **known}
         for op in _needed_unless(value, self.found.storing.block, known):
             if isinstance(op, loop.LoopLike):
-                raise _Refused("a number of the row is the result of another loop over it")
+                raise Refused("a number of the row is the result of another loop over it")
             self.after.place(clone_into(op, values, self.places, self.symbols))
         return values.get(value, value)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
 from xdsl.dialects.builtin import f32
-from xdsl.ir import SSAValue
+from xdsl.ir import Attribute, SSAValue
 
 from ....dialects import loop
 from ....dialects.expr import Expr, product
@@ -34,7 +34,7 @@ from ....passes.gpu.tiles.weighed_products import WeighedProduct, weighed_produc
 from ...nest.builder import NO_FLAGS
 from ..functions.exponentials import factored
 from ..joined_axes import reduce_axis
-from ..products import LEFT, RIGHT, Factor, lies_along, no_sum
+from ..products import LEFT, RIGHT, Factor, lies_along, no_sum, rounded
 from ..reductions import Accumulator, above, summand
 from .term_bounds import bounds_of, in_parts
 
@@ -44,16 +44,27 @@ if TYPE_CHECKING:
 
 
 def lower_weighed(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[SSAValue]:
-    """The maximum of the scores, the sum of their exponentials, and the rows that these weigh, in the shape of the tile."""
+    """The rows that are weighed, in the shape of the tile; before them, of a softmax, the maximum of the scores and the sum of their powers."""
     s, b = kernel.s, kernel.s.b
     found = weighed_product(s.info)
     if found is None or [loops for loops, _ in kernel.tile.axes] != [[found.rows], [found.columns]]:
-        raise UnsupportedNest("schedule: with dot weights are a softmax of products along the first axis, of rows along the second one")
+        raise UnsupportedNest("schedule: with dot weights are computed from products along the first axis, of rows along the second one")
     block, trips = kernel.tile.inner, product(one.size for one in node.loops)
     scores = Scores(kernel, block, node, found)
     values = Factor(kernel, RIGHT, block, node, lies_along(s.info, node, found.columns))
-    rows = s.along(LEFT)
-    start = [b.constant(-math.inf, f32, rows), b.constant(0.0, f32, rows), no_sum(s, trips.value is not None and not bounds_of(s, node))]
+    rows, nothing = s.along(LEFT), no_sum(s, trips.value is not None and not bounds_of(s, node))
+
+    def add(at: SSAValue, state: Sequence[SSAValue], known: Sequence[Guard] | None) -> list[SSAValue]:
+        """The products of a block, if the score is the weight."""
+        scores.enter(at, trips, known is not None)
+        values.enter(at, trips, known is not None)
+        scores.know(known or ())
+        weights = scores.weights(found.score, found.element)
+        return [b.place(DotOp.make(weights, values.matrix(found.value, found.element), state[0])).results[0]]
+
+    if op.kind_names == ["sum"]:
+        return in_parts(kernel, node, trips, block, [nothing], add)
+    start = [b.constant(-math.inf, f32, rows), b.constant(0.0, f32, rows), nothing]
     scaled = _as_power(s, node, found.score)
     in_twos = scaled is None and not s.exact and _absorbs_factor(s, node, found)
 
@@ -73,7 +84,7 @@ def lower_weighed(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
         top, total, sums = state
         scores.enter(at, trips, known is not None)
         values.enter(at, trips, known is not None)
-        scores.instead = {guard.choice: guard.value for guard in known or ()}
+        scores.know(known or ())
         if scaled is not None:
             scores.instead[scaled.product] = scaled.factor
         here = scores.of(found.score, in_twos)
@@ -151,6 +162,17 @@ class Scores(Factor):
             side = self._side(LEFT, child)
             for k, one in enumerate(factors(self.info, child, self.loops)):
                 self._rows[child.op, k] = side.matrix(one.along[found.rows,], one.element)
+
+    def know(self, guards: Sequence[Guard]) -> None:
+        """In the block of terms at hand these choices are known."""
+        self.instead = {guard.choice: guard.value for guard in guards}
+        self.values.update({guard.condition: guard.holds for guard in guards})
+
+    def weights(self, score: SSAValue, element: Attribute) -> SSAValue:
+        """Scores as they are, as a matrix of `element`: 0 behind the last one."""
+        b, mask = self.b, self.axes[self.terms].mask
+        found = b.to_shape(rounded(b, self.get(score), element), self.full)
+        return found if mask is None else b.select(mask, found, b.constant(0.0, element))
 
     def of(self, score: SSAValue, in_twos: bool = False) -> SSAValue:
         """The scores, -inf behind the last one; in_twos: as exponents of 2."""

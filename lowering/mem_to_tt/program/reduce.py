@@ -36,7 +36,7 @@ class Reductions:
         s = self.s
         node = s.info.nodes[op]
         if self.tile.dot:
-            rule = lower_weighed if "softmax_dot" in op.kind_names else lower_product
+            rule = lower_weighed if node.children else lower_product
             self._define(op, rule(self.kernel, op, node))
             return
         parts = accumulators(self.s, op)

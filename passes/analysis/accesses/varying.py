@@ -91,3 +91,24 @@ class Varying:
                 op = op.parent_op()
             known = self._around[block] = frozenset(found)
         return known
+
+
+def is_straight(info: NestAccess, value: SSAValue) -> bool:
+    """Whether a value is computed from loads and indices alone: no loop of the body and no scalar from outside is behind it."""
+    seen: set[SSAValue] = set()
+    worklist = [value]
+    while worklist:
+        one = worklist.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        e, op = info.exprs.get(one), one.owner
+        if e is not None and e not in info.opaque:
+            worklist += [info.opaque[d] for d in free_dims(e) if d in info.opaque]
+        elif not isinstance(op, Operation) or op.regions:
+            return False
+        elif isinstance(op, loop.LoadOp):
+            worklist += [v for v in (*op.index_operands, op.mask, op.other) if v is not None]
+        else:
+            worklist += op.operands
+    return True

@@ -15,6 +15,10 @@ from ...loop.transform.loop_rewrite import Place, clone_into, drop_index, index_
 from .softmax_weights import final_store
 
 
+class Refused(Exception):
+    """The reason why something stays in memory."""
+
+
 def needed(value: SSAValue, blocks: tuple[Block, ...]) -> list[Operation]:
     """The ops of these blocks that a value is computed by, in their order."""
     found: set[Operation] = set()
@@ -52,6 +56,12 @@ class TermWriter:
     def place(self, op: Operation, at: Cursor) -> None:
         """A copy of an operation of another body."""
         at.place(clone_into(op, self.values, self.places, self.symbols))
+
+    def varies(self, op: Operation) -> bool:
+        """Whether a copy of an operation of another body would need what is not the same for all terms."""
+        inside = [v for inner in loop.walk_bodies(op) for v in inner.operands]
+        found = [self.values.get(v, v) for v in (*op.operands, *inside)]
+        return any((v.owner if isinstance(v.owner, Block) else v.owner.parent) is self.reduce.block for v in found)
 
     def locate(self, load: loop.LoadOp) -> None:
         """Gives the loops of the nest that stores what is loaded their indices at the load."""

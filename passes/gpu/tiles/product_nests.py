@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import IntegerType, bf16, f16, f32
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, SSAValue
 
 from ....dialects import loop
 from ....dialects.expr import Dim, Expr, free_dims
 from ....dialects.support.float8 import FLOAT8, UNIT_FLOAT8, f8e8m0fnu
-from ...analysis.accesses.varying import Varying
+from ...analysis.accesses.varying import Varying, is_straight
 from ...analysis.constants import constant_of
 from ...analysis.nest_access import Loop, NestAccess, Node
 
@@ -156,24 +156,3 @@ def exact_types(value: SSAValue) -> frozenset[Attribute]:
 
 def _exact_for(kind: Attribute) -> frozenset[Attribute]:
     return HALVES if kind in FLOAT8 and kind != f8e8m0fnu else HALVES & {kind}
-
-
-def is_straight(info: NestAccess, value: SSAValue) -> bool:
-    """Whether a value is computed from loads and indices alone: no loop of the body and no scalar from outside is behind it."""
-    seen: set[SSAValue] = set()
-    worklist = [value]
-    while worklist:
-        one = worklist.pop()
-        if one in seen:
-            continue
-        seen.add(one)
-        e, op = info.exprs.get(one), one.owner
-        if e is not None and e not in info.opaque:
-            worklist += [info.opaque[d] for d in free_dims(e) if d in info.opaque]
-        elif not isinstance(op, Operation) or op.regions:
-            return False
-        elif isinstance(op, loop.LoadOp):
-            worklist += [v for v in (*op.index_operands, op.mask, op.other) if v is not None]
-        else:
-            worklist += op.operands
-    return True

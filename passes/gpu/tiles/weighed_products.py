@@ -12,17 +12,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from xdsl.dialects import arith
 from xdsl.ir import Attribute, SSAValue
 
 from ....dialects import loop
 from ....dialects.expr import free_dims
 from ....dialects.expr.ranges import range_of
 from ....dialects.nd.types import element_bytes
-from ...analysis.accesses.varying import Varying
+from ...analysis.accesses.varying import Varying, is_straight
 from ...analysis.needed_terms import needed_terms
 from ...analysis.nest_access import Loop, NestAccess, Node
 from ...cost.machine.gpu import Gpu
-from .product_nests import exact_types, factors, is_straight
+from .product_nests import exact_types, factors
 from .tile import MIN_DOT_SIDE, Tile, power_of_two
 
 MAX_COLUMNS = 256
@@ -49,6 +50,7 @@ class WeighedProduct:
     terms: Loop
     element: Attribute
     score: SSAValue
+    """Whose softmax has the weights; or the weights themselves."""
     value: SSAValue
 
 
@@ -58,21 +60,39 @@ def weighed_product(info: NestAccess) -> WeighedProduct | None:
         return None
     (node,) = info.root.children
     op = node.op
-    if not isinstance(op, loop.ReduceOp) or op.kind_names != ["softmax_dot"] or len(node.loops) != 1 or op.block.last_op is None:
+    if not isinstance(op, loop.ReduceOp) or len(node.loops) != 1 or not node.children:
         return None
-    score, value = op.block.last_op.operands
+    pair = _weighed(info, op)
+    if pair is None:
+        return None
+    score, value = pair
     (terms,) = node.loops
     types, varying = exact_types(value), Varying(info)
+    if op.kind_names == ["sum"]:
+        types &= exact_types(score)
     if not types or not is_straight(info, value) or any(a.is_store for a in node.all_accesses()):
         return None
     of_score, of_value = varying.of_value(score), varying.of_value(value)
     rows = [one for one in info.root.loops if one.dim in of_score and one.dim not in of_value]
     columns = [one for one in info.root.loops if one.dim in of_value and one.dim not in of_score]
-    if not rows or len(columns) != 1 or terms.dim not in of_value or not node.children:
+    if not rows or len(columns) != 1 or terms.dim not in of_value:
         return None
     found = WeighedProduct(rows[-1], columns[0], terms, min(types, key=str), score, value)
     short = all(_is_short(one, info) for one in (found.columns, *(c.loops[0] for c in node.children if c.loops)))
     return found if short and all(_is_score(info, child, found) for child in node.children) else None
+
+
+def _weighed(info: NestAccess, op: loop.ReduceOp) -> tuple[SSAValue, SSAValue] | None:
+    """The scores, or the weights, and what a reduction weighs by them."""
+    last = op.block.last_op
+    assert last is not None
+    if op.kind_names == ["softmax_dot"]:
+        return last.operands[0], last.operands[1]
+    times = last.operands[0].owner
+    if op.kind_names != ["sum"] or not isinstance(times, arith.MulfOp) or times.properties.get("fastmath") != loop.CONTRACTED:
+        return None
+    pairs = [(one, other) for one, other in (times.operands, times.operands[::-1]) if not is_straight(info, one)]
+    return pairs[0] if len(pairs) == 1 else None
 
 
 def _is_score(info: NestAccess, node: Node, product: WeighedProduct) -> bool:
@@ -107,7 +127,7 @@ def _stages(info: NestAccess, found: WeighedProduct, rows: int, columns: int, mo
     """How many blocks of terms are under way: as many as shared memory has room for, with the factors of the rows, up to `most`."""
     (node,) = info.root.children
     width = element_bytes(found.element)
-    depth = sum(max(MIN_DOT_SIDE, power_of_two(range_of(c.loops[0].size, info.ranges).hi or 1)) for c in node.children)
+    depth = sum(max(MIN_DOT_SIDE, power_of_two(range_of(c.loops[0].size, info.ranges).hi or 1)) * len(c.op.results) for c in node.children)
     around = [a for a in node.accesses if not a.is_store and {found.rows.dim, found.terms.dim} <= free_dims(a.offset)]
     each = TERMS * ((depth + columns) * width + rows * sum(element_bytes(a.dtype) for a in around))
     return max(1, min(most, (gpu.shared - rows * depth * width) // each))
