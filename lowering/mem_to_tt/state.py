@@ -270,7 +270,7 @@ class State(NestValues):
                 value = value if times == 1 else b.mul(value, b.int(times, self.index))
                 parts.setdefault(shape_of(value.type), []).append(value)
         pointer = self.pointers[buffer]
-        for at in sorted(parts, key=elements):
+        for at in sorted(parts, key=lambda shape: (elements(shape), (shape or ())[::-1])):
             step = parts[at][0]
             for value in parts[at][1:]:
                 step = b.add(step, value)

@@ -74,7 +74,7 @@ class GpuCarrySoftmax(Pass):
         except Refused as refused:
             self.remark(nest, str(refused), kind="missed")
             return
-        self.remark(nest, f"weights are computed where rows are weighed, by {len(readers)} nests", kind="applied")
+        self.remark(nest, f"weights are computed where rows are weighed by them: kernels: {len(readers)}", kind="applied")
         self.statistic("num-carried")
 
 

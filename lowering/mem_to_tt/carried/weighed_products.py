@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def lower_weighed(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[SSAValue]:
-    """The rows that are weighed, in the shape of the tile; before them, of a softmax, the maximum of the scores and the sum of their powers."""
+    """The rows that are weighed, in the shape of the tile; by a softmax with the maximum of the scores and the sum of their powers."""
     s, b = kernel.s, kernel.s.b
     found = weighed_product(s.info)
     if found is None or [loops for loops, _ in kernel.tile.axes] != [[found.rows], [found.columns]]:

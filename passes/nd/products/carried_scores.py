@@ -54,10 +54,10 @@ class CarriedScores:
         terms, count = size(tensor_type(self.weighed.lhs).dims[-1], hints), prod(batch)
         depth = sum(size(tensor_type(op.lhs).dims[-1], hints) for op in self.scores)
         read = [*(v for op in self.scores for v in op.operands), self.weighed.rhs, *self.beside]
-        sources = dict.fromkeys(_source(v) for v in read)
+        sources = dict.fromkeys(source(v) for v in read)
         moved = sum(bytes_of(v, hints) for v in sources) + bytes_of(self.weighed.result, hints)
         if rows == 1:  # those of the heads that share keys
-            rows = bytes_of(self.weighed.rhs, hints) // max(1, bytes_of(_source(self.weighed.rhs), hints))
+            rows = bytes_of(self.weighed.rhs, hints) // max(1, bytes_of(source(self.weighed.rhs), hints))
             count //= max(1, rows)
         return Weighing(count, rows, terms, depth, columns, kind, width, float(moved))
 
@@ -98,10 +98,10 @@ def carried_scores(
 
 def repeated(x: SSAValue) -> bool:
     """Whether a tensor has elements of another one several times (keys that heads share)."""
-    return product(tensor_type(_source(x)).dims) is not product(tensor_type(x).dims)
+    return product(tensor_type(source(x)).dims) is not product(tensor_type(x).dims)
 
 
-def _source(x: SSAValue) -> SSAValue:
+def source(x: SSAValue) -> SSAValue:
     """The tensor that views and casts give another one of."""
     while isinstance(x.owner, nd.ViewOp | CastOp):
         x = x.owner.operands[0]

@@ -29,6 +29,7 @@ from ...cost.library_cost import bytes_of, size
 from ...cost.machine import Gpu
 from ...cost.machine.gpu import VECTOR_HALVES
 from .carried_scores import SHARED, CarriedScores, carried_scores, exact_factors
+from .carried_weights import CarriedWeights, carried_weights
 from .convolution_nests import is_depthwise, no_product, no_windows, read_once, reads_elements, sizes_of
 from .grouped_products import GroupedProduct
 from .joined_factors import joined_factor
@@ -97,6 +98,8 @@ class ProductChooser:
                 works[op] = _work((op,), _Region([op.result], set()), 0, self.hints)
         for op in _products(func):
             self._choose_carried(op, found, works)
+        for one in carried_weights([op for op in _products(func) if op in works], self.symbols):
+            self._choose_weights(one, found, works)
         for op in (*_products(func), *_convolutions(func), *_grouped(func)):
             if op not in found:
                 found[op] = Choice(False, cannot(op, self.gpu, self.symbols, op in self.scaled))
@@ -141,6 +144,23 @@ class ProductChooser:
         reason = "its scores are weights of another product, and stay on chip"
         for op in one.products:
             found[op] = Choice(True, "its terms are weighed by scores that stay on chip" if op is weighed else reason, calls, kernel)
+
+    def _choose_weights(self, one: CarriedWeights, found: dict[Operation, Choice], works: Mapping[Operation, Contraction]) -> None:
+        """All products of a group are generated where that is cheaper than each by its own price, with the weights in memory."""
+        if self.library in ("always", "never") or any(op.schedule is not None for op in one.products):
+            return
+        apart = {op: library_ns(works[op], self.gpu) for op in one.products}
+        apart.update((op, min(ns, found[op].generated_ns)) for op, ns in apart.items() if op in found and found[op].generated_ns)
+        kinds = [tensor_type(rows.op.result).element_type for rows in one.weighed]
+        works_here = [rows.work(self.hints, KINDS[kind], element_bytes(kind)) for rows, kind in zip(one.weighed, kinds, strict=True)]
+        calls, kernels = sum(apart.values()), sum(weighed_ns(work, self.gpu) for work in works_here)
+        if kernels <= calls:
+            for op in one.products:
+                reason = "its elements weigh rows of other products" if op in one.scores else "its terms are weighed by products"
+                found[op] = Choice(True, f"{reason}: the weights stay on chip", calls, kernels)
+        elif all(op in found and found[op].generated for op in one.products):
+            for rows in one.weighed:
+                found[rows.op] = Choice(False, "weights stay in memory by price", calls, kernels)
 
     def choice(self, one: Candidate, op: nd.MatmulOp | nd.ConvOp | nd.ExternOp) -> Choice:
         """What becomes of a product of a candidate."""

@@ -1,0 +1,207 @@
+"""Weights that are computed from products: each sum that is weighed by them computes them, and none is stored."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from stepwell.dialects import loop, nd
+from stepwell.dialects.tt.compute import DotOp
+from stepwell.dialects.tt.structure import FuncOp
+from stepwell.tools.interpret.loop import run_loop
+
+from .test_gpu_carry_softmax import lowered, numbers
+
+GENERATED = "nd-library-products{tiny=0 library=never}"
+
+
+def backward(mask=None, cap=0.0):
+    """Gradients of attention, as FlexAttention spells them: from the logarithms (to base 2) of the sums of exponentials."""
+
+    def gradients(q, k, v, o, lse, do):
+        heads, group = q.shape[1], q.shape[1] // k.shape[1]
+        if group > 1:
+            k, v = (x[:, :, None].expand(-1, -1, group, -1, -1).reshape(x.shape[0], heads, *x.shape[2:]) for x in (k, v))
+        lse = lse * math.log(2)
+        s = products(q.float(), k.float()) * 0.125
+        capped = torch.tanh(s / cap) if cap else s
+        x = capped * cap if cap else s
+        there = mask(torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])) if mask else None
+        x = x if there is None else torch.where(there, x, -math.inf)
+        p = torch.where((lse == -math.inf)[..., None], 0, torch.exp(x - lse[..., None]))
+        dv = p.to(q.dtype).mT @ do
+        delta = (o.float() * do.float()).sum(-1, keepdim=True)
+        g = p * (products(do.float(), v.float()) - delta)
+        g = g * (1 - capped * capped) if cap else g
+        ds = ((g if there is None else torch.where(there, g, 0)) * 0.125).to(q.dtype)
+        ds = ds if there is None else torch.where(there, ds, 0)
+        dq, dk = ds @ k, ds.mT @ q
+        if group > 1:
+            dk, dv = (x.reshape(x.shape[0], -1, group, *x.shape[2:]).sum(2) for x in (dk, dv))
+        return dq, dk, dv
+
+    return gradients
+
+
+def products(q, k):
+    return q @ k.mT
+
+
+def causal(i, j):
+    return i >= j
+
+
+def from_forward(q, k, v, mask=None, cap=0.0):
+    """What the forward pass leaves: the result, and the logarithms."""
+    k, v = (x.double().repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    s = products(q.double(), k) * 0.125
+    s = torch.tanh(s / cap) * cap if cap else s
+    if mask:
+        s = torch.where(mask(torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])), s, -math.inf)
+    return (torch.softmax(s, -1).nan_to_num(0) @ v).to(q.dtype), (s.logsumexp(-1) / math.log(2)).float()
+
+
+BACKWARD = {
+    "causal": (causal, 0.0, (1, 2, 130, 16), {}),
+    "no mask, other lengths and sizes of values": (None, 0.0, (1, 2, 66, 32), {"terms": 90, "width": 48}),
+    "window": (lambda i, j: (i >= j) & (i - j < 40), 0.0, (1, 1, 200, 16), {}),
+    "documents": (lambda i, j: (i // 50 == j // 50) & (i >= j), 0.0, (1, 1, 200, 16), {}),
+    "rows without any": (lambda i, j: (i >= j) & (i >= 30), 0.0, (1, 1, 100, 16), {}),
+    "heads that share keys": (causal, 0.0, (1, 4, 70, 16), {"heads": 2}),
+    "float16, capped": (causal, 20.0, (1, 1, 100, 16), {"dtype": torch.float16}),
+}
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_the_gradients_of_attention_store_no_weights(name):
+    mask, cap, (batch, heads, rows, depth), more = BACKWARD[name]
+    dtype, terms, shared = more.get("dtype", torch.bfloat16), more.get("terms", rows), more.get("heads", heads)
+    q, k = numbers(batch, heads, rows, depth, dtype=dtype), numbers(batch, shared, terms, depth, dtype=dtype)
+    v = numbers(batch, shared, terms, more.get("width", depth), dtype=dtype)
+    do = numbers(batch, heads, rows, v.shape[-1], dtype=dtype, scale=0.5)
+    args = [q, k, v, *from_forward(q, k, v, mask, cap), do]
+    module, remarks = lowered(backward(mask, cap), *args, products=GENERATED)
+    assert [r.kind for r in remarks] == ["applied"], [r.message for r in remarks]
+    for value, want in zip(run_loop(module, args, [], []), backward(mask, cap)(*args), strict=True):
+        assert value.dtype == want.dtype
+        torch.testing.assert_close(value.float(), want.float(), rtol=2e-2, atol=1e-2)
+
+
+Q, K, V = numbers(2, 3, 66, 32), numbers(2, 3, 70, 32), numbers(2, 3, 70, 40)
+LAYERS = [numbers(130, 64), numbers(200, 64, scale=0.2), numbers(200), numbers(48, 200, scale=0.2), numbers(48)]
+
+
+def decayed(q, k, v):
+    """Retention: weights that fall with the distance, which the mask bounds."""
+    ago = torch.arange(q.shape[-2])[:, None] - torch.arange(k.shape[-2])
+    return (products(q, k).float() * torch.where(ago >= 0, 0.9 ** ago.float(), 0)).to(v.dtype) @ v
+
+
+def layers(x, a, b, c, d):
+    return F.linear(F.relu(F.linear(x, a, b)), c, d)
+
+
+PROGRAMS = {
+    "products as they are": (lambda q, k, v: products(q, k) @ v, [Q, K, V]),
+    "no softmax": (lambda q, k, v: F.relu(products(q, k)) @ v, [Q, K, V]),
+    "a triangle": (lambda q, k, v: products(q, k).tril() @ v, [Q, K, V]),
+    "retention": (decayed, [Q, K, V]),
+    "a gate": (lambda q, k, g, v: (F.silu(products(q, k)) * products(q, g)) @ v, [Q, K, K.flip(-2), V]),
+    "weights on the right": (lambda q, k, v: v.mT @ F.relu(products(k, q)), [Q, K, V]),
+    "two layers": (layers, LAYERS),
+    "three in a row": (lambda q, k, v, w: F.relu(F.relu(products(q, k)) @ v) @ w, [Q, K, V, numbers(2, 3, 40, 24)]),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_whatever_lies_between_goes_along(name):
+    function, args = PROGRAMS[name]
+    module, remarks = lowered(function, *args, products=GENERATED)
+    assert [r.kind for r in remarks] == ["applied"], [r.message for r in remarks]
+    (got,) = run_loop(module, args, [], [])
+    want = function(*args)
+    torch.testing.assert_close(got.float(), want.float(), rtol=2e-2, atol=2e-2 * float(want.abs().max()))
+
+
+def test_what_a_kernel_does_not_need_it_does_not_compute():
+    """The gradients of values need one product of scores, the others two; each result is one more."""
+    args = [torch.empty(2, 2, 512, 64, dtype=torch.bfloat16, device="meta") for _ in range(4)]
+    more = [torch.empty(2, 2, 512, device="meta"), args[0]]
+    module, _ = lowered(backward(causal), *args, *more, stages=("nd", "loop"), products=GENERATED)
+    inner = [op.kind_names for op in module.walk() if isinstance(op, loop.ReduceOp) and isinstance(op.parent_op(), loop.ReduceOp)]
+    assert sorted(inner) == [["sum"], ["sum", "sum"], ["sum", "sum"]]
+
+
+def test_a_mask_bounds_both_directions():
+    """Rows of queries end at the diagonal, those of keys begin there; whole blocks have a loop of their own, without a mask."""
+    args = [torch.empty(2, 16, 4096, 64, dtype=torch.bfloat16, device="meta") for _ in range(4)]
+    module, _ = lowered(backward(causal), *args, torch.empty(2, 16, 4096, device="meta"), args[0], products=GENERATED)
+    for kernel in [f for f in module.ops if isinstance(f, FuncOp) and any(isinstance(op, DotOp) for op in f.walk())]:
+        whole, mixed = [op for op in kernel.walk() if op.name == "scf.for"]
+        assert not [op for op in whole.walk() if op.name == "arith.cmpi"]
+        assert [op for op in mixed.walk() if op.name == "arith.cmpi"]
+
+
+REFUSED = {
+    "the weights are a result": lambda q, k, v: (w := F.relu(products(q, k)), w @ v),
+    "their sums are needed": lambda q, k, v: ((w := F.relu(products(q, k))).sum(-1), w @ v),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_weights_that_others_need_stay_in_memory(name):
+    _, (remark,) = lowered(REFUSED[name], Q, K, V, stages=("nd", "loop"), products=GENERATED)
+    assert remark.kind == "missed" and "needed by others than sums of products" in remark.message
+
+
+OTHERS = {
+    "weights of 32 bits": (lambda q, k, v: F.relu(products(q.float(), k.float())) @ v.float(), [Q, K, V]),
+    "nothing is weighed": (lambda q, k, v: F.relu(products(q, k)) * v, [Q, K, numbers(2, 3, 66, 70)]),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_programs_have_no_weights(name):
+    function, args = OTHERS[name]
+    _, remarks = lowered(function, *args, stages=("nd", "loop"), products=GENERATED)
+    assert not [r for r in remarks if r.kind == "applied"]
+
+
+def test_lengths_may_be_symbols():
+    _, remarks = lowered(PROGRAMS["no softmax"][0], Q, K, V, dynamic=(0, 2), products=GENERATED)
+    assert [r.kind for r in remarks] == ["applied"]
+
+
+def test_a_group_is_generated_by_its_price():
+    """With the prices of all its products together, which each of them says."""
+    args = [torch.empty(2, 8, 2048, 128, dtype=torch.bfloat16, device="meta") for _ in range(4)]
+    args += [torch.empty(2, 8, 2048, device="meta"), args[0]]
+    module, remarks = lowered(backward(None, 30.0), *args, stages=("nd", "loop"), of="nd-library-products")
+    assert len(remarks) == 5 and len({r.message.partition("(")[2] for r in remarks}) == 1
+    assert all("weights stay on chip" in r.message for r in remarks)
+    assert not [op for op in module.walk() if isinstance(op, nd.ExternOp)]
+
+
+def test_wide_layers_stay_calls_of_the_library():
+    """Of each of many rows of weights the layer behind would need all columns at once."""
+    args = [torch.empty(*shape, dtype=torch.bfloat16, device="meta") for shape in ((4096, 1024), (4096, 1024), (1024, 4096))]
+    _, remarks = lowered(lambda x, a, b: F.linear(F.relu(F.linear(x, a)), b), *args, stages=("nd", "loop"), of="nd-library-products")
+    assert not [r for r in remarks if "weights stay on chip" in r.message]
+
+
+@pytest.mark.parametrize("machine", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(("shape", "mask", "cap"), [((2, 16, 4096, 64), causal, 0.0), ((2, 8, 2048, 128), None, 30.0)])
+def test_the_gradients_fit_registers(machine, shape, mask, cap):
+    pytest.importorskip("triton", reason="Triton is not installed (the extra 'gpu')")
+    from stepwell.targets.triton.compile import compile_kernel
+    from stepwell.targets.triton.emit import kernel_modules
+    from stepwell.targets.triton.gpu import gpu_target
+
+    args = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for _ in range(4)]
+    module, _ = lowered(backward(mask, cap), *args, torch.empty(shape[:3], device="meta"), args[0], machine=machine)
+    for kernel in kernel_modules(module):
+        built = compile_kernel(kernel, gpu_target(machine))
+        assert not built.details["spills"] and not built.details.get("waiting_products")
