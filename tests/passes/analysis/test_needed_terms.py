@@ -110,6 +110,26 @@ CASES = {
         f'{CAUSAL}  %at = loop.bound %loaded, 64 "embedding" : index  %t = arith.select %p, %v, %low : f32',
         [],
     ),
+    "times a number": (
+        "sum",
+        f"{CAUSAL}  %u = arith.select %p, %v, %zero : f32  %k = arith.constant 0.5 : f32  %t = arith.mulf %u, %k : f32",
+        ["d0 - d1"],
+    ),
+    "times an infinite number": (
+        "sum",
+        f"{CAUSAL}  %u = arith.select %p, %v, %zero : f32  %k = arith.constant 0x7F800000 : f32  %t = arith.mulf %u, %k : f32",
+        [],
+    ),
+    "times an element": ("sum", f"{CAUSAL}  %u = arith.select %p, %v, %zero : f32  %t = arith.mulf %u, %v fastmath<contract> : f32", []),
+    "an exponential less than what is finite": (
+        "sum",
+        f"{CAUSAL}  %u = arith.select %p, %v, %low : f32  %s = arith.subf %u, %v : f32  %e = math.exp %s : f32"
+        "  %dead = arith.cmpf oeq, %v, %low : f32  %t = arith.select %dead, %zero, %e : f32",
+        ["d0 - d1"],
+    ),
+    "an exponential less than anything": (
+        "sum", f"{CAUSAL}  %u = arith.select %p, %v, %low : f32  %s = arith.subf %u, %v : f32  %t = math.exp %s : f32", [],
+    ),
     "a product": ("prod", f"{CAUSAL}  %t = arith.select %p, %v, %zero : f32", []),
 }  # fmt: skip
 
