@@ -99,32 +99,55 @@ def contract_cost(op: loop.ContractOp, hints: Mapping[str, int] | None = None, m
 
 def extern_cost(op: mem.ExternOp | nd.ExternOp, hints: Mapping[str, int] | None = None, machine: Cpu = SERVER) -> Cost:
     """The cost of a call of the library."""
-    target = op.call.data.target.split(".")
-    name = target[1] if len(target) > 1 else target[0]
-    shapes = [shape(v, hints) for v in op.operands]
-    outs = [shape(v, hints) for v in op.results]
+    name, (arguments, outs) = _operator(op), _shapes(op, hints)
     destinations = _destinations(op)
     inputs = [v for k, v in enumerate(op.operands) if k not in destinations]
     written = sum(bytes_of(v, hints) for v in (*op.results, *(op.operands[k] for k in destinations)))
     read = sum(bytes_of(v, hints) for v in inputs)
-    outs += [shapes[k] for k in destinations]
     rule = _RULES.get(name)
-    arguments = [s for a in op.call.data.args if isinstance(a, Arg) and (s := shapes[a.index]) is not None]
-    flops = rule(arguments, [o for o in outs if o is not None]) if rule else 0.0
+    flops = rule(arguments, outs) if rule else 0.0
     half = any(_is_half(v.type) for v in inputs)
     rate = (machine.half_gflops or machine.gflops) if half else machine.gflops
     if "conv" in name:
         rate *= LIBRARY.convolution_rate_share
-    elements = sum(prod(s) for s in outs if s)
+    elements = sum(map(prod, outs))
     units = 0.0
     if "sort" in name or name == "topk":
-        units = LIBRARY.sort_units * elements * log2(max(2, max((s[-1] for s in shapes if s), default=2))) / (1 if "sort" in name else 8)
+        units = LIBRARY.sort_units * elements * log2(max([2, *(s[-1] for s in (*arguments, *outs) if s)])) / (1 if "sort" in name else 8)
     elif rule in (_attention, _attention_backward):
         units = LIBRARY.score_units * _scores(arguments[rule is _attention_backward :])
     elif not flops:
         units = LIBRARY.element_units * elements
     passes = LIBRARY.half_passes if half and flops else 1.0
     return price(flops, read, written, rate, machine, passes=passes, start_ns=machine.call_ns, units=units)
+
+
+def product_sizes(op: mem.ExternOp | nd.ExternOp, hints: Mapping[str, int] | None = None) -> tuple[int, int, int, int] | None:
+    """(batch, rows, columns, terms of a sum) of a call that is a product of matrices; None for another call."""
+    arguments, outs = _shapes(op, hints)
+    if _RULES.get(_operator(op)) is not _product or len(arguments) < 2 or not outs or len(outs[0]) < 2 or not arguments[-2]:
+        return None
+    *batch, rows, columns = outs[0]
+    return prod(batch), rows, columns, arguments[-2][-1]
+
+
+def is_attention(op: mem.ExternOp | nd.ExternOp) -> bool:
+    """Whether a call is an attention, or its gradient."""
+    return _RULES.get(_operator(op)) in (_attention, _attention_backward)
+
+
+def _operator(op: mem.ExternOp | nd.ExternOp) -> str:
+    """The name of the operator that is called, without its overload."""
+    target = op.call.data.target.split(".")
+    return target[1] if len(target) > 1 else target[0]
+
+
+def _shapes(op: mem.ExternOp | nd.ExternOp, hints: Mapping[str, int] | None) -> tuple[Sequence[Sizes], Sequence[Sizes]]:
+    """The sizes of the tensors that are arguments, and of the results."""
+    shapes = [shape(v, hints) for v in op.operands]
+    outs = [shape(v, hints) for v in op.results] + [shapes[k] for k in _destinations(op)]
+    arguments = [s for a in op.call.data.args if isinstance(a, Arg) and (s := shapes[a.index]) is not None]
+    return arguments, [o for o in outs if o is not None]
 
 
 def size(e: Expr | int, hints: Mapping[str, int] | None) -> int:
@@ -186,11 +209,14 @@ def _attention_backward(arguments: Sequence[Sizes], outs: Sequence[Sizes]) -> fl
     return 10.0 * _scores(arguments[1:]) * arguments[1][-1]
 
 
+_ATTENTIONS = (
+    "scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
+)  # fmt: skip
 _RULES: dict[str, Callable[[Sequence[Sizes], Sequence[Sizes]], float]] = {
     **dict.fromkeys(("mm", "bmm", "matmul", "_int_mm", "addmm", "baddbmm", "addbmm"), _product),
     **dict.fromkeys(("convolution", "_convolution", "conv2d", "conv1d", "conv3d", "mkldnn_convolution"), _convolution),
     "convolution_backward": _convolution_backward,
-    "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
-    "scaled_dot_product_attention": _attention,
+    **{name: _attention for name in _ATTENTIONS},
+    **{f"{name}_backward": _attention_backward for name in _ATTENTIONS},
 }

@@ -81,9 +81,13 @@ def _measure() -> dict[str, float]:
     return found
 
 
+def _kept_at() -> Path:
+    return cache_folder() / "machine.json"
+
+
 def _speeds() -> dict[str, float]:
     """What `_measure` finds, kept in the cache folder."""
-    path, key = cache_folder() / "machine.json", f"{_VERSION} {target().cpu} {cache_sizes()}"
+    path, key = _kept_at(), f"{_VERSION} {target().cpu} {cache_sizes()}"
     try:
         known = json.loads(path.read_text())[key]
         if all(isinstance(v, float | int) and v > 0 for v in known.values()) and len(known) == 4 + len(cache_sizes()):
@@ -115,6 +119,9 @@ def _one_thread() -> Cpu:
     )
 
 
-def host_machine(threads: int = 1) -> Cpu:
-    """This machine, measured the first time (about half a second) and read from the cache folder afterwards."""
+def host_machine(threads: int = 1, fresh: bool = False) -> Cpu:
+    """This machine, measured the first time (about half a second) and read from the cache folder afterwards; `fresh`: measured again."""
+    if fresh:
+        _kept_at().unlink(missing_ok=True)
+        _one_thread.cache_clear()
     return replace(_one_thread(), threads=threads)

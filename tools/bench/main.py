@@ -10,6 +10,7 @@ nests     the nests of kernels and of training graphs, and why those that share 
 memory    peak memory of steps against eager, over the models of --models-file (memory.py).
 compiler-memory  memory that compiling takes, against Dynamo and AOTAutograd alone and Inductor (compiler_memory.py).
 overhead  what a call of a tiny graph costs the host, by layer, against eager and Inductor (overhead.py).
+calibrate the rates of --device (calibrate.py); `--out FILE` puts those of a GPU into a file like passes/cost/machine/gpus.json.
 calls     what is left to the library against Inductor, over torch's table of operators (calls.py).
 report    the kernels of --kernels-file on --device: table, figures and picture (report.py).
 
@@ -40,7 +41,10 @@ from torch.utils import _pytree as pytree
 from ..compiled.counters import counters, reset_counters
 from .tables import select
 
-WHAT = ("kernels", "compile", "planner", "model-check", "bytes", "nests", "memory", "compiler-memory", "overhead", "calls", "report")
+WHAT = (
+    "kernels", "compile", "planner", "model-check", "calibrate", "bytes", "nests", "memory", "compiler-memory", "overhead", "calls",
+    "report",
+)  # fmt: skip
 
 CASES: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = {}
 
@@ -320,9 +324,10 @@ def report(args: argparse.Namespace, command: str) -> dict[str, Any]:
     """Measure the kernels of a file, or take the figures of an earlier run; write the report. Of several runs: one summary."""
     from . import report as bench_report
 
+    out = args.out or "docs/benchmarks/report"
     given = [json.loads(Path(name).read_text()) for name in args.given]
     if len(given) > 1:
-        Path(args.out).with_suffix(".svg").write_text(bench_report.summary(given))
+        Path(out).with_suffix(".svg").write_text(bench_report.summary(given))
         return {"reports": given}
     if given:
         (results,) = given
@@ -331,7 +336,7 @@ def report(args: argparse.Namespace, command: str) -> dict[str, Any]:
         results = bench_report.measure(args.kernels_file, args.device, args.backends.split(","), only, args.rounds, sample)
     else:
         raise SystemExit("bench report: name the kernels with --kernels-file FILE, or a result with --from FILE")
-    bench_report.write(results, args.out, command)
+    bench_report.write(results, out, command)
     return results
 
 
@@ -340,13 +345,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("what", nargs="?", default="kernels", choices=WHAT)
     parser.add_argument("--model-check", action="store_true", help="the same as `model-check`")
     parser.add_argument("--kernels-file", help="model-check, bytes, nests, report: a Python file with a table CASES")
-    parser.add_argument("--device", default="cpu", help="calls, report: cpu or cuda")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="calls, report, model-check, calibrate")
     parser.add_argument("--jobs", type=int, default=1, help="calls: processes at once")
     parser.add_argument("--dtypes", default="", help="calls: names with commas")
     parser.add_argument("--samples", type=int, default=2, help="calls: samples of an operator")
     parser.add_argument("--cases", default="", help="calls: file with a line for each case, added as it is found and not counted again")
     parser.add_argument("--backends", default="inductor,stepwell", help="report: names with commas; NAME:MODE gives torch.compile a mode")
-    parser.add_argument("--out", default="docs/benchmarks/report", help="report: path without suffix of what is written")
+    parser.add_argument("--out", default="", help="report: path without suffix of what is written; calibrate: file of GPUs to write to")
     given = "report: figures of an earlier run (JSON), instead of a run; several: one summary"
     parser.add_argument("--from", dest="given", action="append", default=[], help=given)
     parser.add_argument("--models-file", help="bytes, nests, memory, compiler-memory: a Python file with a table MODELS")
@@ -396,9 +401,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             results = report(args, " ".join(["stepwell bench", *(argv if argv is not None else sys.argv[1:])]))
         elif args.what == "model-check":
             from .model_check import cases_of_file, model_check
+            from .report import device_clock
 
-            cases = cases_of_file(args.kernels_file) if args.kernels_file else dict(CASES)
-            results = model_check(cases, [o for o in args.only.split(",") if o], sample)
+            cases = cases_of_file(args.kernels_file, args.device) if args.kernels_file else {} if args.device == "cuda" else dict(CASES)
+            only = [o for o in args.only.split(",") if o]
+            results = model_check(cases, only, device_clock(args.device, sample), device=args.device)
+        elif args.what == "calibrate":
+            from .calibrate import calibrate, replace_entry
+            from .report import device_clock
+
+            results = calibrate(args.device, device_clock(args.device, sample))
+            if args.out and args.device == "cuda":
+                replace_entry(args.out, results)
         else:
             results = compile_profile() if args.what == "compile" else planner()
     if args.json:

@@ -1,8 +1,8 @@
-"""Predicted against measured times: `stepwell bench model-check [--kernels-file FILE] [--only NAME]`.
+"""Predicted against measured times: `stepwell bench model-check [--device cuda] [--kernels-file FILE] [--only NAME]`.
 
-Every case is compiled; the cost model prices each step of its graphs at the memory level on the machine that runs this. Quoted: both
-times, their ratio, and the rank correlation (Spearman) over the benchmark kernels and over a spread of sizes. `FILE` is a Python file
-with a table `CASES` of name -> (build, ...), where `build("cpu")` returns a function and its arguments.
+Every case is compiled; the cost model prices each step of its graphs at the memory level on the machine that runs this, the CPU or the
+GPU. Quoted: both times, their ratio, and the rank correlation (Spearman) over the benchmark kernels and over a spread of sizes. `FILE` is a
+Python file with a table `CASES` of name -> (build, ...), where `build(device)` returns a function and its arguments.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from xdsl.dialects.func import FuncOp
 
 from ...dialects import loop
 from ...passes.analysis.symbols import symbol_hints
-from ...passes.cost.library_cost import step_cost
-from ...passes.cost.machine.cpu import Cpu
+from ...passes.cost.machine import Gpu, Machine, machine_of
+from ...passes.cost.machine.gpu import machine as gpu_machine
 from ...passes.manager.instrumentation import Remark
 from ...targets.cpu.machine import host_machine
 from ..backend.torch_backend import GraphCompilers, compile_with
+from ..compiled.step_price import step_cost
 from ..options.options import make_options
 from .tables import load_table, select
 
@@ -36,7 +37,7 @@ Case = tuple[Callable[..., Any], tuple[Any, ...]]
 class Predictions:
     """Adds up the predicted time of every step of the graphs that are compiled (a Watch of compile_graph)."""
 
-    machine: Cpu
+    machine: Machine
     seconds: float = 0.0
     bounds: dict[str, float] = field(default_factory=dict)
     graphs: int = 0
@@ -48,6 +49,8 @@ class Predictions:
         if stage != "mem":
             return
         hints = symbol_hints(module)
+        if isinstance(found := machine_of(module), Gpu):
+            self.machine = found
         for func in [f for f in module.body.block.ops if isinstance(f, FuncOp) and loop.batch_symbols(f) is None]:
             for op in func.body.block.ops:
                 cost = step_cost(op, hints, self.machine)
@@ -72,11 +75,11 @@ def compiled(fn: Callable[..., Any], predictions: Predictions) -> Callable[..., 
     return torch.compile(fn, backend=backend, dynamic=False)
 
 
-def cases_of_file(path: str) -> dict[str, Callable[[], Case]]:
+def cases_of_file(path: str, device: str = "cpu") -> dict[str, Callable[[], Case]]:
     """The cases of a file, see the module's docstring. SystemExit where it has none."""
     table = load_table(path, "CASES")
     builds = {name: entry[0] if isinstance(entry, tuple) else entry for name, entry in table.items()}
-    return {name: partial(build, "cpu") for name, build in builds.items()}
+    return {name: partial(build, device) for name, build in builds.items()}
 
 
 _SPREAD: dict[str, tuple[Callable[..., Any], Callable[[int, int], tuple[torch.Tensor, ...]]]] = {
@@ -91,12 +94,12 @@ _SPREAD: dict[str, tuple[Callable[..., Any], Callable[[int, int], tuple[torch.Te
 }
 
 
-def spread() -> dict[str, Callable[[], Case]]:
+def spread(device: str = "cpu") -> dict[str, Callable[[], Case]]:
     """Common kernels over sizes from 16 Ki to 8 Mi elements."""
 
     def build(name: str, rows: int, columns: int) -> Case:
         fn, arguments = _SPREAD[name]
-        return fn, arguments(rows, columns)
+        return fn, tuple(x.to(device) for x in arguments(rows, columns))
 
     found: dict[str, Callable[[], Case]] = {}
     for power in (14, 17, 20, 23):
@@ -139,16 +142,17 @@ def entry_seconds(sample: Callable[[Callable[[], Any]], float]) -> float:
 
 
 def model_check(
-    cases: dict[str, Callable[[], Case]], only: Sequence[str], sample: Callable[[Callable[[], Any]], float], with_spread: bool = True
+    cases: dict[str, Callable[[], Case]],
+    only: Sequence[str],
+    sample: Callable[[Callable[[], Any]], float],
+    with_spread: bool = True,
+    device: str = "cpu",
 ) -> dict[str, Any]:
-    """Predict and measure every case, print the table and the correlations. `sample` gives milliseconds of a call."""
-    groups = [("kernels", dict(cases)), ("sizes", spread() if with_spread else {})]
+    """Predict and measure every case, print the table and the correlations. `sample` gives milliseconds of a call, on a GPU those of its
+    kernels alone."""
+    groups = [("kernels", dict(cases)), ("sizes", spread(device) if with_spread else {})]
     chosen = select([name for _, table in groups for name in table], only)
-    machine = host_machine(torch.get_num_threads())
-    entry = entry_seconds(sample)
-    machine = replace(machine, entry_ns=entry * 1e9)
-    levels = ", ".join(f"{level.name} {level.gbs:.0f} GB/s" for level in machine.levels[1:])
-    print(f"machine: {machine.gflops:.0f} Gflop/s, bf16 {machine.half_gflops:.0f}; {levels}; a call of a graph {entry * 1e6:.1f} us")
+    machine, entry = _gpu(device) if device == "cuda" else _cpu(sample)
     found: dict[str, Any] = {"cases": {}, "correlation": {}}
     print(f"{'case':36}{'predicted us':>14}{'measured us':>14}{'ratio':>8}  bound")
     config: Any = torch._dynamo.config
@@ -170,7 +174,27 @@ def model_check(
     return found
 
 
-def _case(build: Callable[[], Case], machine: Cpu, entry: float, sample: Callable[[Callable[[], Any]], float]) -> dict[str, Any]:
+def _cpu(sample: Callable[[Callable[[], Any]], float]) -> tuple[Machine, float]:
+    """This machine, and the seconds of calling a graph."""
+    entry = entry_seconds(sample)
+    machine = replace(host_machine(torch.get_num_threads()), entry_ns=entry * 1e9)
+    levels = ", ".join(f"{level.name} {level.gbs:.0f} GB/s" for level in machine.levels[1:])
+    print(f"machine: {machine.gflops:.0f} Gflop/s, bf16 {machine.half_gflops:.0f}; {levels}; a call of a graph {entry * 1e6:.1f} us")
+    return machine, entry
+
+
+def _gpu(device: str) -> tuple[Machine, float]:
+    """The GPU; a graph's kernels alone are timed."""
+    from ...targets.triton.kernels import device_multiprocessors, device_target
+
+    machine = gpu_machine(device_target(device).name, device_multiprocessors(device))
+    rates = machine.rates
+    speed = f"bf16 {rates.tflops['bf16']} Tflop/s, memory {rates.memory_gbs} GB/s, a kernel starts in {rates.start_us} us"
+    print(f"machine: {rates.card}, {speed}")
+    return machine, 0.0
+
+
+def _case(build: Callable[[], Case], machine: Machine, entry: float, sample: Callable[[Callable[[], Any]], float]) -> dict[str, Any]:
     torch._dynamo.reset()
     torch.manual_seed(0)
     fn, args = build()

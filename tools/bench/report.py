@@ -37,7 +37,7 @@ def measure(
     kernels_file: str, device: str, backends: Sequence[str], only: Sequence[str], rounds: int, sample: Callable[..., float]
 ) -> dict[str, Any]:
     """The figures of every case: milliseconds (a list, one for each round), seconds of the first call, relative error against eager."""
-    clock = _device_clock() if device == "cuda" else sample
+    clock = device_clock(device, sample)
     if hasattr(torch._dynamo.config, "trace_autograd_ops"):
         torch._dynamo.config.trace_autograd_ops = True  # cases that take gradients inside
     results: dict[str, Any] = {"versions": versions(device), "ceilings": _ceilings(device, clock), "backends": list(backends), "cases": {}}
@@ -113,8 +113,10 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _device_clock() -> Callable[[Callable[[], Any]], float]:
-    """Milliseconds of what a call runs on the GPU, caches flushed between calls."""
+def device_clock(device: str, sample: Callable[..., float]) -> Callable[[Callable[[], Any]], float]:
+    """Milliseconds of a call; on a GPU of what it runs there, caches flushed between calls."""
+    if device != "cuda":
+        return sample
     do_bench = import_module("triton.testing").do_bench
     return lambda fn: do_bench(fn, warmup=10, rep=60, return_mode="median")
 

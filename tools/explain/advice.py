@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ...passes.cost.machine.cpu import Cpu
+from ...passes.cost.machine import Machine
 from .blocks import duration, size
 from .model import Graph, Loops, NestPair, Place, Step
 
@@ -24,7 +24,7 @@ class Advice:
     weight_us: float
 
 
-def advise(graphs: Sequence[Graph], machine: Cpu) -> list[Advice]:
+def advise(graphs: Sequence[Graph], machine: Machine) -> list[Advice]:
     """All advice on some graphs, what is about most time first."""
     total = sum(s.predicted_us for g in graphs for s in g.steps)
     found: list[Advice] = []
@@ -37,7 +37,7 @@ def advise(graphs: Sequence[Graph], machine: Cpu) -> list[Advice]:
     return sorted({a.text: a for a in found}.values(), key=lambda a: -a.weight_us)
 
 
-def _stored(graph: Graph, machine: Cpu) -> Iterator[Advice]:
+def _stored(graph: Graph, machine: Machine) -> Iterator[Advice]:
     """Values that a nest of the plan stores for one reader."""
     readers: dict[str, list[Loops]] = {}
     for one in graph.loops:

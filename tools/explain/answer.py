@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...passes.cost.machine.cpu import Cpu
+from ...passes.cost.machine import Machine
 from .advice import advise
-from .blocks import Block, Heading, Table, Text, duration, lines_of, plural, size, step_id
+from .blocks import Block, Heading, Table, Text, duration, lines_of, plural, size, step_id, title_of
 from .model import Eager, Graph, Step
 
 MAX_STEPS = 10
@@ -27,7 +27,7 @@ NOTHING = (
 )
 
 
-def answer(graphs: Sequence[Graph], machine: Cpu, name: str, eager: Sequence[Eager] = ()) -> list[Block]:
+def answer(graphs: Sequence[Graph], machine: Machine, name: str, eager: Sequence[Eager] = ()) -> list[Block]:
     """The blocks of the short report; `eager` is what Dynamo did not give to the compiler."""
     blocks: list[Block] = [Heading(1, f"stepwell: {name}" if name else "stepwell")]
     if not graphs:
@@ -44,12 +44,12 @@ def answer(graphs: Sequence[Graph], machine: Cpu, name: str, eager: Sequence[Eag
     return blocks + _advice(graphs, machine)
 
 
-def _summary(graphs: Sequence[Graph], machine: Cpu, eager: Sequence[Eager]) -> list[str]:
+def _summary(graphs: Sequence[Graph], machine: Machine, eager: Sequence[Eager]) -> list[str]:
     steps = [s for g in graphs for s in g.steps]
     read, written = sum(u.bytes for s in steps for u in s.reads), sum(u.bytes for s in steps for u in s.writes)
     measured = [s.measured_us for s in steps if s.measured_us]
     lines = [
-        f"Predicted {duration(sum(s.predicted_us for s in steps))} on {plural(machine.threads, 'thread')}: {plural(len(steps), 'step')} in "
+        f"Predicted {duration(sum(s.predicted_us for s in steps))} on {title_of(machine)}: {plural(len(steps), 'step')} in "
         f"{plural(len(graphs), 'graph')}, {size(read)} read, {size(written)} written, at most {size(max(g.peak[1] for g in graphs))} alive."
     ]
     if measured:
@@ -125,7 +125,7 @@ def _left(eager: Sequence[Eager]) -> list[Block]:
     return [Heading(2, "Graph breaks: left to eager by Dynamo", "breaks"), Text(tuple(lines))]
 
 
-def _advice(graphs: Sequence[Graph], machine: Cpu) -> list[Block]:
+def _advice(graphs: Sequence[Graph], machine: Machine) -> list[Block]:
     found = advise(graphs, machine)
     if not found:
         return []

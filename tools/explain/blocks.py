@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ...passes.cost.machine import Gpu, Machine
 from .model import Place
 
 
@@ -106,3 +107,8 @@ def box_id(graph: int, step: int) -> str:
 def code_id(graph: int, step: int) -> str:
     """The id of a step's line in the IR at the memory level."""
     return f"g{graph + 1}-ir{step}"
+
+
+def title_of(machine: Machine) -> str:
+    """What predictions are for, in a few words."""
+    return f"{machine.rates.card} ({machine.name})" if isinstance(machine, Gpu) else plural(machine.threads, "thread")

@@ -24,7 +24,8 @@ from ...passes.analysis.nest_info import NestInfo, TensorAccess
 from ...passes.analysis.origins import labels, names_of, origins, title
 from ...passes.analysis.symbols import symbol_facts, symbol_hints
 from ...passes.cost.batch_cost import batch_bytes
-from ...passes.cost.machine.cpu import SERVER, Cpu
+from ...passes.cost.machine import Gpu, Machine, machine_of
+from ...passes.cost.machine.cpu import SERVER
 from ...passes.loop.directives import Outcome
 from ...passes.loop.fusion.loop_fuse_tables import TableSearch
 from ...passes.loop.fusion.loop_fuse_windows import WindowSearch
@@ -49,9 +50,11 @@ def function_of(module: ModuleOp) -> FuncOp | None:
 class Collector:
     """Collects a `Graph` for each graph that is compiled (the Watch of compile_graph)."""
 
-    def __init__(self, machine: Cpu = SERVER, measure: bool = False) -> None:
-        """`machine` is what times are predicted for; with `measure` kernels run by themselves too."""
+    def __init__(self, machine: Machine = SERVER, measure: bool = False, fixed: bool = True) -> None:
+        """`machine` is what times are predicted for, unless it is not `fixed` and a module is for a GPU; with `measure` kernels run by
+        themselves too."""
         self.machine = machine
+        self._is_fixed = fixed
         self.measure = measure
         self.graphs: list[model.Graph] = []
         self._imported: set[str] = set()
@@ -143,6 +146,8 @@ class Collector:
     def _memory(self, graph: model.Graph, func: FuncOp, module: ModuleOp) -> None:
         names, hints = Names(func), symbol_hints(module)
         symbols, facts = symbol_facts(module)
+        if not self._is_fixed and isinstance(target := machine_of(module), Gpu):
+            self.machine = target
         at: dict[int, int] = {}
         writers: dict[SSAValue, int] = {}
         root: dict[SSAValue, SSAValue] = {}

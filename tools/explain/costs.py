@@ -17,10 +17,12 @@ from ...passes.analysis.origins import origins
 from ...passes.analysis.schedule_attrs import asked_at, is_fixed, schedule_table, tile_sizes
 from ...passes.cost.batch_cost import batch_bytes, body_nests
 from ...passes.cost.footprint import of_nest
-from ...passes.cost.library_cost import step_cost
-from ...passes.cost.machine.cpu import Cpu
-from ...passes.cost.nest_cost import Schedule
+from ...passes.cost.machine import Gpu, Machine
 from ...passes.cost.schedule_choice import choose
+from ...passes.gpu.tiles.candidates import read_tile
+from ...passes.gpu.tiles.rules import choose as choose_tile
+from ...passes.gpu.tiles.tile import Tile
+from ..compiled.step_price import step_cost
 from ..compiled.traffic import bytes_of, touched
 from .model import Place, Step, TensorUse
 from .names import Names
@@ -48,7 +50,7 @@ def _inside_out(op: Operation) -> Iterator[Operation]:
 
 
 def kernel_step(
-    op: loop.NestOp | loop.ContractOp, number: int, names: Names, symbols: RangeEnv, facts: Mapping[Expr, int], machine: Cpu
+    op: loop.NestOp | loop.ContractOp, number: int, names: Names, symbols: RangeEnv, facts: Mapping[Expr, int], machine: Machine
 ) -> Step:
     """The step of a nest or contraction. `symbols` and `facts` are what is known of the size symbols, and their typical values."""
     operators, places = sources(op)
@@ -56,7 +58,7 @@ def kernel_step(
     hints = {str(s): n for s, n in facts.items()}
     if isinstance(op, loop.NestOp):
         reads, writes = of_nest(op, facts).by_buffer()
-        schedule = ", ".join(_schedule_words(op, choose(NestAccess(op, symbols), facts)))
+        schedule = ", ".join(_schedule_words(op, NestAccess(op, symbols), facts, machine))
     else:
         reads, writes = ({b: bytes_of(b, hints) for b in buffers} for buffers in touched(op))
         schedule = op.schedule.data if isinstance(op.schedule, StringAttr) else ""
@@ -67,7 +69,7 @@ def kernel_step(
     return step
 
 
-def batch_step(op: loop.BatchOp, number: int, names: Names, hints: Mapping[str, int], machine: Cpu) -> Step:
+def batch_step(op: loop.BatchOp, number: int, names: Names, hints: Mapping[str, int], machine: Machine) -> Step:
     """The step of a batch: one kernel over all entries."""
     operators, places = sources(op)
     nests = body_nests(op)
@@ -80,10 +82,10 @@ def batch_step(op: loop.BatchOp, number: int, names: Names, hints: Mapping[str, 
     return step
 
 
-def _predict(step: Step, op: Operation, hints: Mapping[str, int], machine: Cpu) -> None:
+def _predict(step: Step, op: Operation, hints: Mapping[str, int], machine: Machine) -> None:
     """Put what the cost model says into a step."""
     cost = step_cost(op, hints, machine)
-    alone = step_cost(op, hints, machine.with_threads(1))
+    alone = cost if isinstance(machine, Gpu) else step_cost(op, hints, machine.with_threads(1))
     assert cost is not None and alone is not None
     step.flops, step.bound = cost.flops, cost.bound
     step.predicted_us, step.alone_us = cost.seconds * 1e6, alone.seconds * 1e6
@@ -91,8 +93,11 @@ def _predict(step: Step, op: Operation, hints: Mapping[str, int], machine: Cpu) 
     step.levels, step.accesses = dict(cost.bytes_by_level), dict(cost.accesses)
 
 
-def _schedule_words(nest: loop.NestOp, schedule: Schedule) -> list[str]:
+def _schedule_words(nest: loop.NestOp, info: NestAccess, facts: Mapping[Expr, int], machine: Machine) -> list[str]:
     """How a nest runs, in a few words."""
+    if isinstance(machine, Gpu):
+        return _tile_words(read_tile(nest, info) or choose_tile(info, facts, machine))
+    schedule = choose(info, facts)
     words = [schedule.style]
     tiles = tile_sizes(schedule_table(nest))
     if tiles:
@@ -105,7 +110,15 @@ def _schedule_words(nest: loop.NestOp, schedule: Schedule) -> list[str]:
     return [*words, f"asked for by the user at {place}"] if place else words
 
 
-def call_step(op: mem.ExternOp, number: int, names: Names, hints: Mapping[str, int], machine: Cpu) -> Step:
+def _tile_words(tile: Tile) -> list[str]:
+    """How a program of a GPU has its part of a nest."""
+    words = ["blocks " + " x ".join(str(block) for _, block in tile.axes)] if tile.axes else []
+    words += [f"{tile.inner} terms at once"] if tile.inner else []
+    words += ["units for products"] if tile.dot else []
+    return [*words, f"{tile.warps} warps"]
+
+
+def call_step(op: mem.ExternOp, number: int, names: Names, hints: Mapping[str, int], machine: Machine) -> Step:
     """The step of a call of the library."""
     operators, places = sources(op)
     made = [op.operands[k] for k in prop(op, "out") or ()]

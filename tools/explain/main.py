@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import FileError, StepwellError
+from ...passes.cost.machine import Gpu, Machine, machine_of
 from ...passes.cost.machine.cpu import Cpu
 from .answer import answer
 from .blocks import Block, Heading
@@ -41,7 +42,7 @@ class Explanation:
     `html()` as a page with everything, `json()` as data for other programs."""
 
     graphs: list[Graph]
-    machine: Cpu
+    machine: Machine
     name: str = ""
     eager: list[Eager] = field(default_factory=list)
     """What Dynamo left to eager."""
@@ -93,7 +94,7 @@ def explain(
     *args: Any,
     html: str | Path | None = None,
     options: Mapping[str, Any] | None = None,
-    machine: Cpu | None = None,
+    machine: Machine | None = None,
     quiet: bool = False,
     measure: bool = False,
     **kwargs: Any,
@@ -103,9 +104,9 @@ def explain(
 
     `fn` (a function or module) is run once. Where a result needs gradients, the backward graph is compiled too, without
     adding to anything's `.grad`. The short answer is printed unless `quiet`, and everything is written to the file `html` as one page.
-    `machine` takes the place of a measurement of the processor. With `measure` each kernel of the CPU also runs by itself, and its time and
-    bandwidth are told. Raises ExplainError for what cannot be called, OptionError for wrong
-    options, and what compiling or running raises; FileError too, when all is told, for a file that cannot be written."""
+    `machine` takes the place of a measurement of the processor, or of what is known of the GPU that the graphs are for. With `measure` each
+    kernel of the CPU also runs by itself, and its time and bandwidth are told. Raises ExplainError for what cannot be called, OptionError
+    for wrong options, and what compiling or running raises; FileError too, when all is told, for a file that cannot be written."""
     import torch
 
     from ..backend.torch_backend import GraphCompilers, compile_with
@@ -113,8 +114,7 @@ def explain(
 
     if not callable(fn):
         raise ExplainError(f"explain takes a function or module and its arguments, not {fn!r}")
-    machine = machine or _measured()
-    collector = Collector(machine, measure)
+    collector = Collector(machine or _measured(), measure, fixed=machine is not None)
     chosen = make_options(None, options)
     compilers = GraphCompilers(chosen, collector)
 
@@ -129,7 +129,7 @@ def explain(
     _backward(result)
     _unknown(collector.graphs, chosen, compilers.matched)
     name = getattr(fn, "__name__", type(fn).__name__)
-    return _finish(Explanation(collector.graphs, machine, name, eager), html, quiet)
+    return _finish(Explanation(collector.graphs, collector.machine, name, eager), html, quiet)
 
 
 def _measured() -> Cpu:
@@ -188,7 +188,7 @@ def explain_module(
     *,
     html: str | Path | None = None,
     options: Mapping[str, Any] | None = None,
-    machine: Cpu | None = None,
+    machine: Machine | None = None,
     quiet: bool = False,
     measure: bool = False,
 ) -> Explanation:
@@ -198,33 +198,33 @@ def explain_module(
     from ...passes.loop.fusion.loop_fuse import LoopFuse
     from ...passes.manager.instrumentation import Instrumentation
     from ...passes.manager.pass_manager import Stage, run
-    from ...passes.manager.pipelines import default_pipeline
+    from ...passes.manager.pipelines import default_pipeline, stage_names
     from ..backend.compile_graph import context
     from ..extensions.fusion_directives import apply_fusion_directives, plan_each_layer
     from ..extensions.loop_directives import apply_loop_directives
-    from ..opt.run_ir import LEVELS, level_of
+    from ..opt.run_ir import level_of
     from ..options.options import make_options
 
     level = level_of(module)
     if level not in ("nd", "loop", "mem"):
         raise ExplainError(f"explain takes IR at the levels nd, loop and mem; this is at {level}")
     chosen = make_options(None, options)
-    stages = LEVELS if level == "nd" else LEVELS[LEVELS.index(level) + 1 :]
-    pipeline = default_pipeline("cpu", stages=stages)
+    target = "gpu" if isinstance(machine_of(module), Gpu) else "cpu"
+    levels = stage_names(target)
+    pipeline = default_pipeline(target, stages=levels if level == "nd" else levels[levels.index(level) + 1 :])
     if level == "loop":  # nests may be fused further, and directives obeyed
         pipeline.stages.insert(0, Stage("loop", [LoopFuse()]))
     matched: set[str] = set()
     plan_each_layer(pipeline)
     apply_fusion_directives(pipeline, module, chosen, (), matched, True)
     apply_loop_directives(pipeline, module, chosen, (), matched, True)
-    machine = machine or _measured()
-    collector = Collector(machine, measure)
+    collector = Collector(machine or _measured(), measure, fixed=machine is not None)
     collector.graph(level, None, module)
     if level == "mem":
         collector.stage("mem", module)
     run(pipeline, module, context(), Instrumentation(after_stage=collector.stage, records=collector.record, remarks=collector.remark))
     _unknown(collector.graphs, chosen, matched)
-    return _finish(Explanation(collector.graphs, machine, name), html, quiet)
+    return _finish(Explanation(collector.graphs, collector.machine, name), html, quiet)
 
 
 def explain_file(path: str, **settings: Any) -> Explanation:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ...passes.cost.machine.cpu import Cpu
-from .blocks import Block, Code, Heading, Picture, Table, Text, box_id, code_id, duration, lines_of, number, plural, size, step_id
+from ...passes.cost.machine import Gpu, Machine
+from .blocks import Block, Code, Heading, Picture, Table, Text, box_id, code_id, duration, lines_of, number, plural, size, step_id, title_of
 from .model import Graph, Level, NestPair, Operator, Step, TensorUse
 from .walk import listed, walk
 
@@ -16,7 +16,7 @@ USES = 8
 """Tensors that are named of those that a step reads or writes."""
 
 
-def details(k: int, graph: Graph, machine: Cpu) -> list[Block]:
+def details(k: int, graph: Graph, machine: Machine) -> list[Block]:
     """Everything about graph `k` (from 0) but the walk."""
     return [_known_columns(block) if isinstance(block, Table) else block for block in _graph(k, graph, machine)]
 
@@ -27,9 +27,11 @@ def walked(k: int, graph: Graph) -> list[Block]:
     return [Heading(3, "Step by step", f"g{k + 1}-walk"), *texts]
 
 
-def machine_line(machine: Cpu) -> Text:
+def machine_line(machine: Machine) -> Text:
     """What the predictions are for."""
     levels = ", ".join(f"{level.gbs:.3g} GB/s from {level.name}" for level in machine.levels[1:])
+    if isinstance(machine, Gpu):
+        return Text((f"Machine: {title_of(machine)}, {machine.gflops:.3g} Gflop/s (bf16), {levels}.",))
     return Text((f"Machine, one thread: {machine.gflops:.3g} Gflop/s (f32), {levels}; {plural(machine.threads, 'thread')}.",))
 
 
@@ -48,7 +50,7 @@ def _without(row: tuple[str, ...], at: int) -> tuple[str, ...]:
     return row[:at] + row[at + 1 :]
 
 
-def _graph(k: int, graph: Graph, machine: Cpu) -> list[Block]:
+def _graph(k: int, graph: Graph, machine: Machine) -> list[Block]:
     def heading(text: str) -> Heading:
         return Heading(3, text, f"g{k + 1}-{text.lower().replace(' ', '-')}")
 
@@ -103,7 +105,7 @@ def _uses(uses: Sequence[TensorUse]) -> str:
     return listed([f"{u.name} {size(u.bytes)}" for u in uses], USES) if uses else "nothing"
 
 
-def _limit(step: Step, machine: Cpu) -> str:
+def _limit(step: Step, machine: Machine) -> str:
     """Place on the roofline: flops for each byte, and which roof is above it."""
     return f"{step.intensity:.2f} flop/B, {machine.limit(step.flops, step.bytes)}" if step.flops else "no flops"
 
@@ -114,7 +116,7 @@ def _levels_of(step: Step) -> str:
     return ", ".join(shown) or "all in the first cache"
 
 
-def _steps(k: int, graph: Graph, machine: Cpu) -> Block:
+def _steps(k: int, graph: Graph, machine: Machine) -> Block:
     rows = []
     measured = any(step.measured_us for step in graph.steps)
     for step in graph.steps:

@@ -18,14 +18,17 @@ from ....dialects.machine import USUAL_GPU, TargetError, named_machine
 from .cpu import SERVER, USUAL_THREADS, Cpu
 from .gpu import Gpu, machine
 
+Machine = Cpu | Gpu
+"""What a module may be compiled for."""
+
 M = TypeVar("M", Cpu, Gpu)
 
 
 @overload
-def machine_of(op: Operation) -> Cpu | Gpu: ...
+def machine_of(op: Operation) -> Machine: ...
 @overload
 def machine_of(op: Operation, kind: type[M]) -> M: ...
-def machine_of(op: Operation, kind: type[Cpu] | type[Gpu] | None = None) -> Cpu | Gpu:
+def machine_of(op: Operation, kind: type[Cpu] | type[Gpu] | None = None) -> Machine:
     """The machine that the module of `op` is compiled for; `kind` says of which kind it has to be. Raises TargetError for another one."""
     named = named_machine(op)
     if named is None:

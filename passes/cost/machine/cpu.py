@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
+from .roofs import Level, Roofs
+
 CACHE_WAYS = 12
 """Lines that the first cache keeps for addresses a multiple of its size / CACHE_WAYS apart."""
 
@@ -18,17 +20,7 @@ USUAL_THREADS = 2
 
 
 @dataclass(frozen=True)
-class Level:
-    """Where data may be: `name`, its size in bytes, the GB/s that one thread gets from there, and all threads together."""
-
-    name: str
-    bytes: float
-    gbs: float
-    all_gbs: float
-
-
-@dataclass(frozen=True)
-class Cpu:
+class Cpu(Roofs):
     """One kind of CPU.
 
     `gflops`: f32 multiply-adds of one thread, counted as two; `half_gflops` the same for products of bf16. `unit_ns`: an operation on
@@ -64,22 +56,6 @@ class Cpu:
     @cached_property
     def _own(self) -> int:
         return min(1, len(self.levels) - 1)
-
-    def home(self, touched: float) -> Level:
-        """The nearest level that holds so many bytes."""
-        return next((level for level in self.levels[:-1] if touched <= level.bytes), self.levels[-1])
-
-    def bandwidth(self, touched: float) -> float:
-        """GB/s for work that goes once through so many bytes."""
-        return self.home(touched).gbs
-
-    def ridge(self, touched: float) -> float:
-        """Flops for each byte above which arithmetic is the limit."""
-        return self.gflops / self.bandwidth(touched)
-
-    def limit(self, flops: float, touched: float) -> str:
-        """What the roofline says is the limit, "arithmetic" or "memory"."""
-        return "arithmetic" if touched and flops / touched >= self.ridge(touched) else "memory"
 
     def with_threads(self, threads: int) -> Cpu:
         """The same machine with so many threads."""

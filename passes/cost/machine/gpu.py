@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from .gpu_rates import GpuRates, rates_of
+from .roofs import Level, Roofs
 
 VECTOR_BYTES = 16
 """Bytes that a thread loads or stores at once; addresses are a multiple of it."""
@@ -14,7 +15,7 @@ VECTOR_HALVES = VECTOR_BYTES // 2
 
 
 @dataclass(frozen=True)
-class Gpu:
+class Gpu(Roofs):
     """What the choice of tiles needs to know of a GPU."""
 
     kind: ClassVar = "gpu"
@@ -87,6 +88,17 @@ class Gpu:
     def rates(self) -> GpuRates:
         """What it does in a second."""
         return rates_of(self.name)
+
+    @property
+    def gflops(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Gflop/s of its units for products of 16-bit numbers."""
+        return self.rates.tflops["bf16"] * 1e3
+
+    @property
+    def levels(self) -> tuple[Level, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What a program has on chip, and memory."""
+        chip = Level("chip", float(self.shared), float("inf"), float("inf"))
+        return chip, Level("memory", float("inf"), self.rates.memory_gbs, self.rates.memory_gbs)
 
     @property
     def _capability(self) -> int:

@@ -370,6 +370,17 @@ def test_a_file_of_ir_is_told_at_each_level(tmp_path, opt_tool):
         assert sum(u.bytes for s in graph.steps for u in s.writes) == 64 * 4 + 64 * 32 * 4
 
 
+def test_a_file_for_a_gpu_is_priced_for_that_gpu(tmp_path):
+    file = tmp_path / "f.mlir"
+    file.write_text('builtin.module attributes {stepwell.machine = #stepwell.machine<"sm_90">} {\n' + IR + "}\n")
+    found = tool.explain_file(str(file), quiet=True)
+    (step,) = found.graphs[0].steps
+    assert "on NVIDIA H100 80 GB HBM3 (sm_90)" in str(found) and "Gflop/s (bf16)" in found.full()
+    assert "blocks" in step.schedule and "warps" in step.schedule and step.bound == "launch"
+    assert '"machine": "NVIDIA H100 80 GB HBM3 (sm_90)"' in found.json() and "Roofline (NVIDIA H100" in found.html()
+    assert "threads" in str(tool.explain_file(str(file), machine=MACHINE, quiet=True))  # what the caller says holds
+
+
 def test_the_command(tmp_path, capsys):
     file, program, page = tmp_path / "f.mlir", tmp_path / "p.py", tmp_path / "page.html"
     file.write_text(IR)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from html import escape
 
-from ....passes.cost.machine.cpu import Cpu
+from ....passes.cost.machine import Machine
 from ..blocks import Block, Code, Heading, Picture, Table, Text, box_id
 from ..model import Graph
 from .style import STYLE
@@ -23,7 +23,7 @@ THERE = "  A scheduler of buffers"
 _UNIT = re.compile(r"(?<=\d) (?=([KMG]i)?B\b|[kMG]\b|[um]?s\b|flop)")
 
 
-def page(blocks: Sequence[Block], graphs: Sequence[Graph], machine: Cpu, name: str) -> str:
+def page(blocks: Sequence[Block], graphs: Sequence[Graph], machine: Machine, name: str) -> str:
     """The whole page."""
     known = _targets(blocks, graphs)
     parts = [

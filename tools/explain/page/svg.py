@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 from html import escape
 
-from ....passes.cost.machine.cpu import Cpu
-from ..blocks import box_id, duration, number, size, step_id
+from ....passes.cost.machine import Gpu, Machine
+from ..blocks import box_id, duration, number, size, step_id, title_of
 from ..model import Graph, Step
 from . import svg_text as svg
 from .svg_text import BLUE, GREEN, GREY, ORANGE, PAPER, VIOLET, Labels
@@ -23,7 +23,7 @@ MOST_BUFFERS, FEW_BYTES = 12, 20
 """With more buffers alive than the one, those below 1 / FEW_BYTES of the peak are drawn together: a model's page would be megabytes."""
 
 
-def nests(graph: Graph, machine: Cpu, index: int = 0) -> str:
+def nests(graph: Graph, machine: Machine, index: int = 0) -> str:
     """One box for each step, an edge for each result that another step uses; a row holds steps that do not need each other.
 
     A box links to its step in the table of what runs in graph number `index`."""
@@ -77,7 +77,7 @@ def _box(index: int, step: Step, x: float, y: float, wide: float, high: float) -
     )
 
 
-def memory(graph: Graph, machine: Cpu, index: int = 0) -> str:
+def memory(graph: Graph, machine: Machine, index: int = 0) -> str:
     """Bytes alive at each step, by kind; the buffers of the peak are named."""
     left, top, wide, high = 80, 30, 860, 200
     count = max(1, len(graph.steps))
@@ -119,7 +119,7 @@ def _shown(graph: Graph, step: int, most: int) -> list[tuple[str, str, int]]:
     return found + [(b.name, b.kind, b.bytes) for b in alive if not small or b.bytes * FEW_BYTES >= most]
 
 
-def roofline(graph: Graph, machine: Cpu, index: int = 0) -> str:
+def roofline(graph: Graph, machine: Machine, index: int = 0) -> str:
     """Each kernel at its flops a byte (across) and at the speed that the prediction gives it (up), under the machine's roofs."""
     left, top, wide, high = 80, 30, 860, 260
     kernels = [s for s in graph.steps if s.flops > 0 and s.bytes > 0]
@@ -132,9 +132,10 @@ def roofline(graph: Graph, machine: Cpu, index: int = 0) -> str:
         b = (math.log10(max(speed, 10**y_low)) - y_low) / (y_high - y_low)
         return left + wide * min(a, 1.0), top + high * (1 - min(b, 1.0))
 
+    where = title_of(machine) if isinstance(machine, Gpu) else "one thread"
     labels = Labels(left, left + wide + 20)
     points_at: list[tuple[float, float, str]] = []
-    parts = [svg.text(left, 18, "Roofline (one thread)", extra='font-weight="bold"')]
+    parts = [svg.text(left, 18, f"Roofline ({where})", extra='font-weight="bold"')]
     for k in range(int(x_low), int(x_high) + 1):
         x, _ = at(10.0**k, 1.0)
         parts += [svg.line(x, top, x, top + high), svg.text(x, top + high + 16, f"{10.0**k:g}", "middle", GREY)]
@@ -149,10 +150,11 @@ def roofline(graph: Graph, machine: Cpu, index: int = 0) -> str:
         x, y = at(0.03, 0.03 * speed)
         halo = f'paint-order="stroke" stroke="{PAPER}" stroke-width="4"'
         parts.append(labels.place(x, y, f"{name} {speed:.3g} GB/s", colour=colour, extra=halo))
+    alone = "" if isinstance(machine, Gpu) else " on one thread"
     for step in kernels:
         time = step.alone_us
         x, y = at(step.intensity, step.flops / time / 1e3 if time else machine.gflops)
-        tip = f"step {step.number} {step.label}: {step.intensity:.2f} flop/B, {number(step.flops)} flops, {duration(time)} on one thread"
+        tip = f"step {step.number} {step.label}: {step.intensity:.2f} flop/B, {number(step.flops)} flops, {duration(time)}{alone}"
         labels.keep_free(x, y, 5)
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{COLOURS[step.kind]}"><title>{escape(tip)}</title></circle>')
         points_at.append((x, y, str(step.number)))
@@ -162,5 +164,5 @@ def roofline(graph: Graph, machine: Cpu, index: int = 0) -> str:
     return svg.scrolling(svg.picture(left + wide + 20, top + high + 44, "roofline", parts))
 
 
-PICTURES: dict[str, Callable[[Graph, Cpu, int], str]] = {"nests": nests, "memory": memory, "roofline": roofline}
+PICTURES: dict[str, Callable[[Graph, Machine, int], str]] = {"nests": nests, "memory": memory, "roofline": roofline}
 """Name -> what draws it."""
