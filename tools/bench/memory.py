@@ -20,6 +20,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ _CPU = ctypes.c_int16(-256)  # Device{type = 0, index = -1}
 class OwnMemory:
     """Watches the memory that the host runtime takes from the system, and reports it to torch's profiler.
 
-    Made before the runtime is linked; one a process."""
+    Made before the runtime is linked, one a process, by `own_memory`."""
 
     def __init__(self) -> None:
         from ...targets.host import symbols
@@ -94,6 +95,12 @@ class OwnMemory:
         if size is not None:
             self._report(address, -size, 0, 0, _CPU)
         self._libc.free(address)
+
+
+@cache
+def own_memory() -> OwnMemory:
+    """The process's own. The runtime is linked against its hooks, so it stays as long as the process does."""
+    return OwnMemory()
 
 
 def peak_of(step: Callable[[], Any]) -> int:
@@ -202,7 +209,7 @@ OWN_MODELS: dict[str, Model] = {
 def memory(only: Sequence[str], path: str | None, modes: Sequence[str] = ("infer", "train")) -> dict[str, Any]:
     """Measure the models and print the table."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")
-    own = OwnMemory()
+    own = own_memory()
     torch._dynamo.config.allow_rnn = True  # pyright: ignore[reportAttributeAccessIssue]
     models = load_table(path, "MODELS") if path else OWN_MODELS
     rows: dict[str, Any] = {}

@@ -11,9 +11,9 @@ SCRIPT = """
 import json
 import torch
 from torch import nn
-from stepwell.tools.bench.memory import OwnMemory, _no_pool, peak_of, step_of
+from stepwell.tools.bench.memory import _no_pool, own_memory, peak_of, step_of
 
-own = OwnMemory()  # before the runtime is linked, so in a process of its own
+own = own_memory()  # before the runtime is linked, so in a process of its own
 from stepwell.passes.mem.arena.peak import memory_over_time
 from stepwell.tools.options.options import make_options
 from stepwell.tools.backend.torch_backend import GraphCompilers, compile_with
