@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any
 
 from xdsl.dialects.builtin import (
@@ -51,13 +52,51 @@ _DTYPE_NAMES = {
     Float8E5M2FNUZType: "float8_e5m2fnuz",
     Float8E8M0FNUType: "float8_e8m0fnu",
 }
-DTYPE_CODES = {
-    "uint8": 0, "int8": 1, "int16": 2, "int32": 3, "int64": 4, "float16": 5, "float32": 6, "float64": 7, "complex32": 8,
-    "complex64": 9, "complex128": 10, "bool": 11, "bfloat16": 15, "float8_e5m2": 23, "float8_e4m3fn": 24,
-    "float8_e5m2fnuz": 25, "float8_e4m3fnuz": 26, "uint16": 27, "uint32": 28, "uint64": 29,
-    "float8_e8m0fnu": 44,
-}  # fmt: skip
-"""c10::ScalarType of torch's dtypes, by name."""
+
+
+class ScalarType(IntEnum):
+    """c10::ScalarType of torch's dtypes, by name."""
+
+    uint8 = 0
+    int8 = 1
+    int16 = 2
+    int32 = 3
+    int64 = 4
+    float16 = 5
+    float32 = 6
+    float64 = 7
+    complex32 = 8
+    complex64 = 9
+    complex128 = 10
+    bool = 11
+    bfloat16 = 15
+    float8_e5m2 = 23
+    float8_e4m3fn = 24
+    float8_e5m2fnuz = 25
+    float8_e4m3fnuz = 26
+    uint16 = 27
+    uint32 = 28
+    uint64 = 29
+    float8_e8m0fnu = 44
+
+
+class Layout(IntEnum):
+    """c10::Layout of what operators may be asked for."""
+
+    strided = 0
+
+
+class MemoryFormat(IntEnum):
+    """c10::MemoryFormat."""
+
+    contiguous_format = 0
+    preserve_format = 1
+    channels_last = 2
+    channels_last_3d = 3
+
+
+CODES: dict[str, type[IntEnum]] = {"dtype": ScalarType, "layout": Layout, "memory_format": MemoryFormat}
+"""torch's enumerations by the names that `Enum` has for them; each has its members' names."""
 
 
 def dtype_name(element_type: Attribute) -> str | None:
@@ -80,7 +119,7 @@ def dtype_name(element_type: Attribute) -> str | None:
 def dtype_code(element_type: Attribute) -> int:
     """c10::ScalarType of an element type; -1 when there is none."""
     name = dtype_name(element_type)
-    return -1 if name is None else DTYPE_CODES[name]
+    return -1 if name is None else ScalarType[name].value
 
 
 def kind_code(element_type: Attribute, device: str) -> int:

@@ -18,16 +18,13 @@ from ...dialects import host
 from ...dialects.expr import Expr, as_expr
 from ...dialects.nd.call_args import Arg, Call, Enum, Obj
 from ...dialects.nd.types import is_float
-from .description import ALIGNED, DTYPE_CODES, is_constant_leaf
-from .gpu.emit import DEVICE_TYPES, device_codes
+from .description import ALIGNED, CODES, is_constant_leaf
+from .gpu.emit import DeviceType, device_codes
 from .shims import Parameter, shim_name, signature
 from .symbols import cuda_shim_address, error_text_available, shim_address
 
 if TYPE_CHECKING:
     from .emit import _Emitter
-
-_LAYOUTS = {"strided": 0}
-_MEMORY_FORMATS = {"contiguous_format": 0, "preserve_format": 1, "channels_last": 2, "channels_last_3d": 3}
 
 
 class _NoShim(Exception):
@@ -235,10 +232,8 @@ def _small_code(value: Any, schema_type: str) -> int:
     """The code of a bool or of one of torch's enumerations."""
     if isinstance(value, bool):
         return int(value)
-    if isinstance(value, Enum):
-        table = {"dtype": DTYPE_CODES, "layout": _LAYOUTS, "memory_format": _MEMORY_FORMATS}.get(value.kind, {})
-        if value.value in table:
-            return table[value.value]
+    if isinstance(value, Enum) and value.kind in CODES and value.value in CODES[value.kind].__members__:
+        return CODES[value.kind][value.value].value
     raise _NoShim(f"{value!r} as {schema_type}")
 
 
@@ -247,7 +242,7 @@ def _plan_device(plan: _Plan, type: str, value: Any) -> None:
         plan.arguments += [("null", None), ("i32", 0)]
         plan.types += ["ptr", "i32"]
         return
-    if not isinstance(value, Enum) or value.value.partition(":")[0] not in DEVICE_TYPES:
+    if not isinstance(value, Enum) or value.value.partition(":")[0] not in DeviceType.__members__:
         raise _NoShim(f"device {value!r}")
     kind, index = device_codes(value.value)
     plan.arguments += [("&i32" if type.endswith("*") else "i32", kind), ("i32", index)]

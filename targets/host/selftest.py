@@ -24,7 +24,7 @@ log = logging.getLogger("stepwell")
 
 _KERNEL = Path(__file__).with_name("selftest.ll")
 
-TESTED = (2, 14)
+TESTED_TORCH = (2, 14)
 """The newest torch that the tests have run with. With a newer one the self-test decides, as with any other."""
 
 HOSTS = ("native", "python")
@@ -83,8 +83,8 @@ def _mention_newer_torch() -> None:
     import torch
 
     found = re.match(r"(\d+)\.(\d+)", torch.__version__)
-    if found and (int(found[1]), int(found[2])) > TESTED:
-        log.warning("torch %s is newer than the last one that stepwell was tested with (%d.%d)", torch.__version__, *TESTED)
+    if found and (int(found[1]), int(found[2])) > TESTED_TORCH:
+        log.warning("torch %s is newer than the last one that stepwell was tested with (%d.%d)", torch.__version__, *TESTED_TORCH)
 
 
 def _run() -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...dialects import host
 
-ALIGNMENT = 512
+ALIGNMENT_BYTES = 512
 """Bytes, of which each begins at a multiple: as what torch's allocator gives."""
 
 
@@ -15,7 +15,7 @@ def workspace_places(program: host.ProgramOp) -> dict[host.WorkspaceOp, int]:
     for op in program.body.block.ops:
         if isinstance(op, host.WorkspaceOp):
             places[op] = end
-            end += -(-op.bytes.data // ALIGNMENT) * ALIGNMENT
+            end += -(-op.bytes.data // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     return places
 
 

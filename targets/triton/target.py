@@ -54,7 +54,7 @@ class GpuTarget(Target):
         import torch
 
         from ..host.gpu.driver import cuda_driver
-        from ..host.gpu.runtime_ir import ALL
+        from ..host.gpu.runtime_ir import Variant
 
         driver = cuda_driver()
         with self.current(device):
@@ -63,7 +63,7 @@ class GpuTarget(Target):
                 torch.cuda.synchronize(device)
                 context = driver.context()
             for kernel in kernels:
-                driver.load(context, kernel, ALL)
+                driver.load(context, kernel, Variant.ALL)
 
     def current(self, device: str) -> AbstractContextManager[Any]:
         """The device is the current one; nothing where its kernels are interpreted on the CPU."""

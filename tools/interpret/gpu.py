@@ -22,7 +22,7 @@ from xdsl.dialects.builtin import Float32Type, Float64Type, IntegerType, ModuleO
 from ...dialects.tt.structure import OVERLAPS
 from ...dialects.tt.types import PointerType, TensorDescType
 from ...targets.host.gpu.driver import LaunchConfig, Loaded, Maps
-from ...targets.host.gpu.runtime_ir import EXTRA_ARGUMENTS, MAP_BYTES, NOTHING
+from ...targets.host.gpu.runtime_ir import EXTRA_ARGUMENTS, MAP_BYTES, Variant
 from ...targets.host.symbols import shim_address
 from ...targets.triton.boxes import Box, DescriptorArgument
 from ...targets.triton.emit import kernel_modules, kernel_of, ttir_for_compiling
@@ -119,7 +119,7 @@ class InterpretedDriver:
         """See Driver: functions are numbers from 1."""
         module = self._modules[kernel.name]
         boxes = kernel.binary.boxes
-        if kernel.pointer_text and variant == NOTHING:
+        if kernel.pointer_text and variant == Variant.NOTHING:
             module, boxes = with_pointer_blocks(module), ()
         self._functions.append((kernel, variant, module))
         self.loads.append((context, kernel.name, variant))

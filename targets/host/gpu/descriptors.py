@@ -8,13 +8,12 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .runtime_ir import BOX_WORDS, DESCRIPTOR_STATE, L2_PROMOTION, MAP_BYTES, SITE_HEAD
+from ....dialects.nd.types import I32_MAX
+from .runtime_ir import BOX_WORDS, DESCRIPTOR_STATE, MAP_BYTES, SITE_HEAD, DriverCode
 
 if TYPE_CHECKING:  # what makes kernels is large, and programs without any do without it
     from ...triton.boxes import Box, DescriptorArgument
 
-MAX_SIZE = 2**31 - 1
-"""Coordinates of blocks are of 32 bits."""
 MAX_STEP = 2**40 - 1
 """Bytes between neighbours along a dimension, at most."""
 _MAP_ALIGNMENT = 64
@@ -27,7 +26,7 @@ def words_of(one: DescriptorArgument, values: Sequence[Any]) -> tuple[int, ...]:
 
 def is_too_long(described: Sequence[DescriptorArgument], values: Sequence[Any]) -> bool:
     """Whether a tensor has more elements along a dimension than coordinates count to."""
-    return any(size > MAX_SIZE for one in described for size in words_of(one, values)[1 : 1 + one.rank])
+    return any(size > I32_MAX for one in described for size in words_of(one, values)[1 : 1 + one.rank])
 
 
 def is_describable(described: Sequence[DescriptorArgument], values: Sequence[Any]) -> bool:
@@ -51,7 +50,7 @@ def encode(function: Callable[..., int], one: DescriptorArgument, box: Box, word
     code = function(
         ctypes.byref(room, start), ctypes.c_uint32(box.element), ctypes.c_uint32(rank), ctypes.c_void_p(base), i64(*reversed(sizes)),
         i64(*reversed(steps)), i32(*reversed(box.sizes)), i32(*[1] * rank), ctypes.c_uint32(0), ctypes.c_uint32(box.swizzle),
-        ctypes.c_uint32(L2_PROMOTION), ctypes.c_uint32(0),
+        ctypes.c_uint32(DriverCode.L2_PROMOTION.value), ctypes.c_uint32(0),
     )  # fmt: skip
     return code, ctypes.string_at(ctypes.addressof(room) + start, MAP_BYTES)
 

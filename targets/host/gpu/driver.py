@@ -1,7 +1,7 @@
 """The CUDA driver as host programs use it: `libcuda`, found at run time, through ctypes.
 
     driver = cuda_driver()
-    loaded = driver.load(context, kernel, ALL)
+    loaded = driver.load(context, kernel, Variant.ALL)
     driver.launch(loaded.function, (grid, 1, 1), loaded.threads, loaded.shared, stream, values)
 
 Native entries call the same functions by their addresses (`symbols`); loading modules and everything that goes wrong comes through here.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ....errors import StepwellError
 from .descriptors import encode
-from .runtime_ir import ALL, EXTRA_ARGUMENTS, NOTHING
+from .runtime_ir import EXTRA_ARGUMENTS, DriverCode, Variant
 
 if TYPE_CHECKING:  # what makes kernels is large, and programs without any do without it
     from ...triton.boxes import Box, DescriptorArgument
@@ -29,10 +29,6 @@ Maps = Sequence[tuple[int, bytes]]
 
 SHARED_BYTES = 48 << 10
 """Shared memory that a kernel may have without asking."""
-_MAX_DYNAMIC_SHARED = 8
-_MAY_OVERLAP = 6
-"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
-_CACHE_PREFER_SHARED = 1
 
 
 class LaunchError(StepwellError):
@@ -133,7 +129,7 @@ class CudaDriver:
 
     def load(self, context: int, kernel: GpuKernel, variant: int) -> Loaded:
         """See Driver; `context` is current."""
-        binary = kernel.variant(addresses=variant != NOTHING, sizes=variant == ALL)
+        binary = kernel.variant(addresses=variant != Variant.NOTHING, sizes=variant == Variant.ALL)
         key = context, binary.key
         with self._lock:
             found = self._loaded.get(key)
@@ -142,8 +138,8 @@ class CudaDriver:
                 found = self._loaded[key] = Loaded(function, binary.threads, binary.shared, binary.boxes)
         if found.shared > SHARED_BYTES:
             function, place = ctypes.c_void_p(found.function), f"shared memory of {kernel.place}"
-            self._check(self._library.cuFuncSetCacheConfig(function, _CACHE_PREFER_SHARED), place)
-            self._check(self._library.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, found.shared), place)
+            self._check(self._library.cuFuncSetCacheConfig(function, DriverCode.CACHE_PREFER_SHARED.value), place)
+            self._check(self._library.cuFuncSetAttribute(function, DriverCode.MAX_DYNAMIC_SHARED_SIZE_BYTES.value, found.shared), place)
         return found
 
     def _load(self, kernel: GpuKernel, code: bytes, name: str) -> int:
@@ -169,7 +165,7 @@ class CudaDriver:
         for position, room in held:
             places[position] = ctypes.addressof(room)
         params = (ctypes.c_void_p * len(places))(*places)
-        attribute = LaunchAttribute(_MAY_OVERLAP, 0, (1,))
+        attribute = LaunchAttribute(DriverCode.PROGRAMMATIC_STREAM_SERIALIZATION.value, 0, (1,))
         config = LaunchConfig(tuple(grid), (threads, 1, 1), shared, stream, ctypes.pointer(attribute), int(overlaps))
         return self._library.cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(function), params, None)
 

@@ -6,6 +6,7 @@ and goes on."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import Float64Type, IntegerType
@@ -17,20 +18,24 @@ from ..checks import has_elements
 from ..description import GPU_TABLE, dtype_code
 from ..workspaces import workspace_bytes, workspace_places
 from .descriptors import site_text
-from .runtime_ir import SIZES_SHIFT, TABLE_HEAD, TABLE_WORKSPACES, VARIANT_BYTES, VARIANTS
+from .runtime_ir import SIZES_SHIFT, TABLE_HEAD, TABLE_WORKSPACES, VARIANT_BYTES, Variant
 
 if TYPE_CHECKING:
     from ...triton.kernels import GpuKernel
     from ..emit import _Emitter
 
-DEVICE_TYPES = {"cpu": 0, "cuda": 1}
-"""c10::DeviceType of the devices that programs can use."""
+
+class DeviceType(IntEnum):
+    """c10::DeviceType of the devices that programs can use."""
+
+    cpu = 0
+    cuda = 1
 
 
 def device_codes(device: str) -> tuple[int, int]:
     """c10::DeviceType and index of a device as tensor types name it (`cpu`: index -1)."""
     kind, _, index = device.partition(":")
-    return DEVICE_TYPES[kind], int(index or 0) if kind != "cpu" else -1
+    return DeviceType[kind].value, int(index or 0) if kind != "cpu" else -1
 
 
 def program_device(program: host.ProgramOp) -> str:
@@ -181,7 +186,7 @@ class GpuEntry:
             addresses = entry.let(f"or i64 {addresses}, {low}")
         site = self._site(kernel) if kernel.described else "0"
         record = entry.scratch("i64", [*grid, str(len(words)), addresses, str(filled_operands(op)), site, *words])
-        variants = entry.let(f"getelementptr i8, ptr {self.table}, i64 {TABLE_HEAD + VARIANTS * VARIANT_BYTES * number}")
+        variants = entry.let(f"getelementptr i8, ptr {self.table}, i64 {TABLE_HEAD + len(Variant) * VARIANT_BYTES * number}")
         stream = entry.load(entry.let("getelementptr i8, ptr %gpu, i64 8"))
         entry.drop_lock()
         code = entry.call("stepwell_gpu_launch", variants, record, stream)

@@ -12,32 +12,19 @@ from collections.abc import Sequence
 from struct import pack
 from typing import TYPE_CHECKING, Any
 
+from ....dialects.nd.types import I32_MAX
 from ..messages import no_memory
 from .descriptors import boxes_array, is_describable, is_too_long, told, words_of
 from .driver import Driver, LaunchError, Loaded
-from .runtime_ir import (
-    ADDRESSES,
-    ALL,
-    MISSING,
-    NO_MAP,
-    NO_MEMORY,
-    NOTHING,
-    RECORD_HEAD,
-    SIZES_SHIFT,
-    TABLE_HEAD,
-    TABLE_WORKSPACES,
-    TOO_LARGE,
-    TOO_LONG,
-    VARIANT_BYTES,
-    VARIANTS,
-)
+from .runtime_ir import RECORD_HEAD, SIZES_SHIFT, TABLE_HEAD, TABLE_WORKSPACES, VARIANT_BYTES, Refusal, Variant
 
 if TYPE_CHECKING:
     from ...triton.kernels import GpuKernel
 
 KEPT_MAPS = 256
 """Encoded descriptors that a program without a native entry keeps."""
-GRID_LIMITS = (2**31 - 1, 65535, 65535)
+GRID_LIMITS = (I32_MAX, 65535, 65535)
+"""Programs along each axis of a grid, at most."""
 
 
 class GpuLaunches:
@@ -64,7 +51,7 @@ class GpuLaunches:
         with self._lock:
             found = self._tables.get(context)
             if found is None:
-                words = (TABLE_HEAD + VARIANTS * VARIANT_BYTES * len(self.kernels)) // 8
+                words = (TABLE_HEAD + len(Variant) * VARIANT_BYTES * len(self.kernels)) // 8
                 found = self._tables[context] = (ctypes.c_int64 * words)()
                 found[0] = context
             assert self._slot is not None
@@ -79,7 +66,7 @@ class GpuLaunches:
         table entry and of its record, `state` is the entry's; `launch` is the runtime's function."""
         code, number, variants, record = words
         kernel = self.kernels[number]
-        if code == MISSING:
+        if code == Refusal.MISSING:
             head = (ctypes.c_int64 * RECORD_HEAD).from_address(record)
             variant = _variant(head[4] & 15, (head[4] & (1 << 64) - 1) >> SIZES_SHIFT)
             loaded = self.driver.load(state[2], kernel, variant)
@@ -90,7 +77,7 @@ class GpuLaunches:
                 place[4] = ctypes.addressof(self._boxes[-1])
             place[0] = loaded.function  # last: from then on other threads use it
             code = launch(variants, record, state[1])
-        if code == NO_MEMORY:
+        if code == Refusal.NO_MEMORY:
             head = (ctypes.c_int64 * RECORD_HEAD).from_address(record)
             values = (ctypes.c_int64 * head[3]).from_address(record + 8 * RECORD_HEAD)
             empty = [str(k) for k, value in enumerate(values[:63]) if not value and head[5] >> k & 1]
@@ -110,9 +97,9 @@ class GpuLaunches:
             return
         values = [int.from_bytes(pack("=d", v), "little", signed=True) if isinstance(v, float) else int(v) for v in arguments]
         if any(size > limit for size, limit in zip(grid, GRID_LIMITS, strict=True)):
-            raise self._refused(kernel, TOO_LARGE, grid, values)
+            raise self._refused(kernel, Refusal.TOO_LARGE, grid, values)
         if is_too_long(kernel.described, values):
-            raise self._refused(kernel, TOO_LONG, grid, values)
+            raise self._refused(kernel, Refusal.TOO_LONG, grid, values)
         odd = any(values[k] & 15 for k in kernel.aligned) or not is_describable(kernel.described, values)
         variant = _variant(odd, any(values[k] & 15 for k in kernel.even))
         context, stream = self._here()
@@ -136,7 +123,7 @@ class GpuLaunches:
             if known is None:
                 code, known = self.driver.encode(one, box, words)
                 if code:
-                    raise self._refused(kernel, NO_MAP - code, grid, values)
+                    raise self._refused(kernel, Refusal.NO_MAP - code, grid, values)
                 if len(self._maps) >= KEPT_MAPS:
                     self._maps.clear()
                 self._maps[key] = known
@@ -178,15 +165,15 @@ class GpuLaunches:
 
     def _refused(self, kernel: GpuKernel, code: int, grid: Sequence[int], values: Sequence[int]) -> LaunchError:
         size = " x ".join(map(str, grid))
-        if code == TOO_LARGE:
+        if code == Refusal.TOO_LARGE:
             limits = " x ".join(map(str, GRID_LIMITS))
             return LaunchError(f"{kernel.place} has a grid of {size} programs; a GPU takes at most {limits}")
-        if code == TOO_LONG:
+        if code == Refusal.TOO_LONG:
             tensors = told(kernel.described, values)
-            return LaunchError(f"{kernel.place} has blocks of a tensor with more than 2147483647 elements along a dimension: {tensors}")
-        if code <= NO_MAP:
+            return LaunchError(f"{kernel.place} has blocks of a tensor with more than {I32_MAX} elements along a dimension: {tensors}")
+        if code <= Refusal.NO_MAP:
             tensors = told(kernel.described, values)
-            return LaunchError(f"{kernel.place}: the driver takes no descriptor of {tensors}: {self.driver.message(NO_MAP - code)}")
+            return LaunchError(f"{kernel.place}: the driver takes no descriptor of {tensors}: {self.driver.message(Refusal.NO_MAP - code)}")
         return LaunchError(f"{kernel.place} could not be launched on a grid of {size}: {self.driver.message(code)}")
 
 
@@ -199,6 +186,6 @@ def _zeros(bytes: int, device: str) -> Any:
         return torch.zeros(bytes, dtype=torch.uint8, device=device)
 
 
-def _variant(addresses: int, sizes: int) -> int:
+def _variant(addresses: int, sizes: int) -> Variant:
     """The variant of a kernel for a launch, given what keeps its addresses and its sizes from being multiples of 16."""
-    return NOTHING if addresses else ADDRESSES if sizes else ALL
+    return Variant.NOTHING if addresses else Variant.ADDRESSES if sizes else Variant.ALL

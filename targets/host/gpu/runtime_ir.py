@@ -4,17 +4,52 @@ share), linked once a process. The constants are those that Python and the text 
 
 from __future__ import annotations
 
+from enum import IntEnum
 from pathlib import Path
 
 from ...llvm_text import llvm_text
 
 FILES = tuple(Path(__file__).with_name(f"{name}.ll") for name in ("runtime", "descriptors"))
 
+
+class Variant(IntEnum):
+    """What a variant of a kernel relies on."""
+
+    ALL = 0
+    NOTHING = 1
+    ADDRESSES = 2
+
+
+class Refusal(IntEnum):
+    """What stepwell_gpu_launch gives where nothing is launched; other numbers are the driver's codes."""
+
+    MISSING = -1
+    """The table has no function yet."""
+    TOO_LARGE = -2
+    """No GPU takes such a grid."""
+    NO_MEMORY = -3
+    """A buffer that has elements has no address."""
+    TOO_LONG = -4
+    """A tensor has a size that coordinates of 32 bits do not count to."""
+    NO_MAP = -1000
+    """Less the driver's code: the driver does not encode a descriptor."""
+
+
+class DriverCode(IntEnum):
+    """Codes that the CUDA driver takes, each of an enumeration of its own."""
+
+    MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+    """Of CUfunction_attribute."""
+    CACHE_PREFER_SHARED = 1
+    """Of CUfunc_cache."""
+    PROGRAMMATIC_STREAM_SERIALIZATION = 6
+    """Of CUlaunchAttributeID: a kernel may begin while the one before it ends."""
+    L2_PROMOTION = 2
+    """CU_TENSOR_MAP_L2_PROMOTION_L2_128B: what is copied is fetched in whole lines of the cache."""
+
+
 STATE_BYTES = 24
 VARIANT_BYTES = 40
-VARIANTS = 3
-ALL, NOTHING, ADDRESSES = range(VARIANTS)
-"""What a variant of a kernel relies on."""
 SIZES_SHIFT = 60
 """Where the record has the lowest bits of sizes, above those of any address."""
 TABLE_WORKSPACES = 8
@@ -30,21 +65,8 @@ BOX_WORDS = 8
 """Words of a box: the type of elements, the swizzle, five sizes; the last one is free."""
 MAP_BYTES = 128
 """Bytes of an encoded descriptor, CUtensorMap."""
-L2_PROMOTION = 2
-"""CU_TENSOR_MAP_L2_PROMOTION_L2_128B: what is copied is fetched in whole lines of the cache."""
 EXTRA_ARGUMENTS = 4
 """Null pointers after a kernel's own arguments: scratch memory that Triton's kernels may take (two in 3.6), which ours do not use."""
-
-MISSING = -1
-"""What stepwell_gpu_launch gives where the table has no function yet."""
-TOO_LARGE = -2
-"""What it gives for a grid that no GPU takes."""
-NO_MEMORY = -3
-"""What it gives where a buffer that has elements has no address."""
-TOO_LONG = -4
-"""What it gives for a tensor whose size coordinates of 32 bits do not count to."""
-NO_MAP = -1000
-"""What it gives, less the driver's code, where the driver does not encode a descriptor."""
 
 DRIVER_SYMBOLS = frozenset(
     (
@@ -71,20 +93,13 @@ def gpu_runtime_text() -> str:
 def placeholders() -> dict[str, object]:
     """The values of the placeholders of the text."""
     return {
-        "ADDRESSES": ADDRESSES,
-        "ALL": ALL,
         "BOX_BYTES": 8 * BOX_WORDS,
         "DESCRIPTOR_STATE": DESCRIPTOR_STATE,
         "EXTRA_ARGUMENTS": EXTRA_ARGUMENTS,
         "FIRST_OF_SIZES": 1 << SIZES_SHIFT,
-        "L2_PROMOTION": L2_PROMOTION,
-        "MISSING": MISSING,
-        "NOTHING": NOTHING,
-        "NO_MAP": NO_MAP,
-        "NO_MEMORY": NO_MEMORY,
+        "L2_PROMOTION": DriverCode.L2_PROMOTION.value,
         "RECORD_HEAD": RECORD_HEAD,
         "SITE_HEAD": SITE_HEAD,
-        "TOO_LARGE": TOO_LARGE,
-        "TOO_LONG": TOO_LONG,
         "VARIANT_BYTES": VARIANT_BYTES,
+        **{one.name: one.value for one in (*Refusal, *Variant)},
     }

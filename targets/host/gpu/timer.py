@@ -12,13 +12,13 @@ from ...triton.kernels import GpuKernel
 from ...triton.timer import Argument, Inside, Memory
 from .descriptors import is_describable, words_of
 from .driver import cuda_driver
-from .runtime_ir import ALL, NOTHING
+from .runtime_ir import Variant
 
-WARM_UP = 2
+WARM_UP_LAUNCHES = 2
 """Launches that do not count: the first loads the kernel."""
-REPEAT = 11
-"""Launches that count, unless `LONGEST` is over."""
-LONGEST = 0.1
+MEASURED_LAUNCHES = 11
+"""Launches that count, unless `MEASURED_SECONDS` are over."""
+MEASURED_SECONDS = 0.1
 """Seconds after which a kernel has been measured enough."""
 CACHE_BYTES = 256 << 20
 """More than the last cache of any GPU holds."""
@@ -83,7 +83,7 @@ class CudaTimer:
 
     def _measured(self, kernel: GpuKernel, grid: tuple[int, ...], values: list[int]) -> float:
         torch, driver = self._torch, cuda_driver()
-        loaded = driver.load(driver.context(), kernel, ALL if is_describable(kernel.described, values) else NOTHING)
+        loaded = driver.load(driver.context(), kernel, Variant.ALL if is_describable(kernel.described, values) else Variant.NOTHING)
         maps: list[tuple[int, bytes]] = []
         for one, box in zip(kernel.described, loaded.boxes, strict=bool(loaded.boxes)):
             code, encoded = driver.encode(one, box, words_of(one, values))
@@ -93,7 +93,7 @@ class CudaTimer:
         stream = torch.cuda.current_stream(self._place).cuda_stream
         other = torch.empty(CACHE_BYTES, dtype=torch.uint8, device=self._place)
         times: list[float] = []
-        for k in range(WARM_UP + REPEAT):
+        for k in range(WARM_UP_LAUNCHES + MEASURED_LAUNCHES):
             other.zero_()
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
@@ -101,9 +101,9 @@ class CudaTimer:
                 return float("inf")
             end.record()
             end.synchronize()
-            if k >= WARM_UP:
+            if k >= WARM_UP_LAUNCHES:
                 times.append(start.elapsed_time(end) / 1e3)
-            if sum(times) > LONGEST:
+            if sum(times) > MEASURED_SECONDS:
                 break
         return sorted(times)[len(times) // 4]
 

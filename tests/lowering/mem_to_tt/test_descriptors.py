@@ -28,7 +28,7 @@ from stepwell.targets.cpu.emit.module import emit_kernels
 from stepwell.targets.cpu.jit import compile_text
 from stepwell.targets.host.emit import emit_host
 from stepwell.targets.host.gpu.driver import use_driver
-from stepwell.targets.host.gpu.runtime_ir import ALL, NOTHING
+from stepwell.targets.host.gpu.runtime_ir import Variant
 from stepwell.targets.host.load import load_object_code, load_program
 from stepwell.tools.backend.compile_graph import context
 from stepwell.tools.interpret.gpu import InterpretedDriver, interpreted_kernels
@@ -96,7 +96,7 @@ def test_a_part_of_a_tensor_begins_behind_its_first_element(monkeypatch):
     (columns,) = free_syms(x.offset)
     assert x.offset is columns * 8 + 32 and x.sizes[1].value == 20 and x.strides[0] is columns
     run_native, driver = loaded(module, True)
-    for shape, variant in (((40, 32), ALL), ((20, 36), ALL), ((20, 35), NOTHING)):
+    for shape, variant in (((40, 32), Variant.ALL), ((20, 36), Variant.ALL), ((20, 35), Variant.NOTHING)):
         given = torch.randn(shape)
         assert torch.equal(run_native([given])[0], part(given)[0])
         assert driver.launches[-1].variant == variant
@@ -115,7 +115,7 @@ def loaded(module, native):
 def test_programs_with_descriptors_run(monkeypatch, native):
     module = lowered(monkeypatch, twice, torch.randn(40, 20))
     call, driver = loaded(module, native)
-    for shape, variant in (((40, 20), ALL), ((3, 32), ALL), ((33, 27), NOTHING), ((1, 8), ALL)):
+    for shape, variant in (((40, 20), Variant.ALL), ((3, 32), Variant.ALL), ((33, 27), Variant.NOTHING), ((1, 8), Variant.ALL)):
         x = torch.randn(shape)
         assert torch.equal(call([x])[0], x + x)
         assert driver.launches[-1].variant == variant and driver.launches[-1].overlaps

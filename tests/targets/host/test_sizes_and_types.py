@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from stepwell.dialects.expr import const, evaluate, floordiv, maximum, minimum, mod, sym
-from stepwell.targets.host.description import DTYPE_CODES
-from stepwell.targets.host.extern import _LAYOUTS, _MEMORY_FORMATS
+from stepwell.targets.host.description import CODES
 from stepwell.targets.host.symbols import shim_address
 
 SYMBOLS = [sym("s0"), sym("s1"), sym("u0")]
@@ -78,9 +77,9 @@ def test_every_dtype(build, name):
 
 
 def test_codes_are_those_of_the_shim():
-    for prefix, table in (("dtype_", DTYPE_CODES), ("layout_", _LAYOUTS), ("memory_format_", _MEMORY_FORMATS)):
-        for name, code in table.items():
-            address = shim_address(f"aoti_torch_{prefix}{name}")
+    for kind, codes in CODES.items():
+        for name, code in codes.__members__.items():
+            address = shim_address(f"aoti_torch_{kind}_{name}")
             if address is None and name == "float8_e8m0fnu" and torch.__version__ < (2, 12):
                 continue  # which torch 2.11 has, and its shim does not name
             assert address is not None and ctypes.CFUNCTYPE(ctypes.c_int32)(address)() == code

@@ -9,7 +9,7 @@ from stepwell.targets.cpu.emit.module import emit_kernels
 from stepwell.targets.cpu.jit import compile_text
 from stepwell.targets.host.emit import emit_host
 from stepwell.targets.host.gpu.driver import LaunchError, use_driver
-from stepwell.targets.host.gpu.runtime_ir import ALL, NOTHING
+from stepwell.targets.host.gpu.runtime_ir import Variant
 from stepwell.targets.host.load import load_object_code, load_program
 from stepwell.tools.backend.compile_graph import context
 from stepwell.tools.interpret.gpu import InterpretedDriver, interpreted_kernels
@@ -81,7 +81,7 @@ def test_what_is_encoded(build):
     x, w = torch.randn(20, 40), torch.randn(24, 64)
     y = check(run, x, w, 36)
     (launch,) = driver.launches
-    assert launch.variant == ALL and driver.loads == [(0, "product", ALL)]
+    assert launch.variant == Variant.ALL and driver.loads == [(0, "product", Variant.ALL)]
     assert launch.maps == (  # sizes, steps in bytes and boxes from the last dimension to the first
         (0, 0, x.data_ptr(), 36, 20, 160, 32, 16),
         (0, 0, w.data_ptr() + 32, 36, 24, 256, 32, 16),
@@ -117,16 +117,16 @@ def test_what_cannot_be_described_takes_the_variant_that_loads_elements(build, o
     else:
         k = 0
     check(run, x, w, k)
-    assert [launch.variant for launch in driver.launches] == [ALL, NOTHING] and driver.launches[-1].maps == ()
-    assert [variant for _, _, variant in driver.loads] == [ALL, NOTHING]
+    assert [launch.variant for launch in driver.launches] == [Variant.ALL, Variant.NOTHING] and driver.launches[-1].maps == ()
+    assert [variant for _, _, variant in driver.loads] == [Variant.ALL, Variant.NOTHING]
     check(run, torch.randn(20, 40), w, 36)
-    assert driver.launches[-1].variant == ALL
+    assert driver.launches[-1].variant == Variant.ALL
 
 
 def test_a_result_with_rows_that_are_apart_by_odd_steps(build):
     run, driver = build(PRODUCT)
     check(run, torch.randn(17, 40), torch.randn(23, 64), 33)
-    assert driver.launches[-1].variant == NOTHING  # rows of 23
+    assert driver.launches[-1].variant == Variant.NOTHING  # rows of 23
 
 
 def test_a_descriptor_that_the_driver_refuses_is_named(build):

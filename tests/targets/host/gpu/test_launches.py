@@ -25,7 +25,7 @@ from stepwell.targets.host.emit import emit_host
 from stepwell.targets.host.gpu import emit as gpu_emit
 from stepwell.targets.host.gpu import launches as gpu_launches
 from stepwell.targets.host.gpu.driver import LaunchError, use_driver
-from stepwell.targets.host.gpu.runtime_ir import ADDRESSES, ALL, NOTHING
+from stepwell.targets.host.gpu.runtime_ir import Variant
 from stepwell.targets.host.load import load_object_code, load_program
 from stepwell.tools.backend.compile_graph import context
 from stepwell.tools.interpret.gpu import InterpretedDriver, interpreted_kernels
@@ -67,7 +67,7 @@ def test_kernels_and_library_calls_in_one_program(build):
     for _ in range(3):
         check(run, layer, *args)
     assert len(driver.launches) == 3 * len(driver.loads)  # each kernel is loaded once
-    assert all(variant == ALL for _, _, variant in driver.loads)
+    assert all(variant == Variant.ALL for _, _, variant in driver.loads)
 
 
 def test_what_a_launch_passes(build):
@@ -139,7 +139,7 @@ def test_addresses_that_are_not_aligned_take_the_other_variant(build):
     shifted = torch.randn(40 * 16 + 1)[1:].view(40, 16)
     check(run, function, shifted, y)
     check(run, function, x, y)
-    assert {variant for _, _, variant in driver.loads} == {ALL, NOTHING}
+    assert {variant for _, _, variant in driver.loads} == {Variant.ALL, Variant.NOTHING}
     assert len(set(driver.loads)) == len(driver.loads)
 
 
@@ -173,10 +173,10 @@ def test_sizes_are_taken_for_multiples_of_16_where_they_are(build):
     run, driver = build(function, torch.randn(32, 48), dynamic=True)
     for shape in ((32, 48), (16, 32), (32, 40), (5, 7)):
         check(run, function, torch.randn(shape))
-    assert [variant for _, _, variant in driver.loads] == [ALL, ADDRESSES]
+    assert [variant for _, _, variant in driver.loads] == [Variant.ALL, Variant.ADDRESSES]
     check(run, function, torch.randn(32 * 48 + 1)[1:].view(32, 48))
-    assert [variant for _, _, variant in driver.loads] == [ALL, ADDRESSES, NOTHING]
-    assert [launch.variant for launch in driver.launches] == [ALL, ALL, ADDRESSES, ADDRESSES, NOTHING]
+    assert [variant for _, _, variant in driver.loads] == [Variant.ALL, Variant.ADDRESSES, Variant.NOTHING]
+    assert [launch.variant for launch in driver.launches] == [*[Variant.ALL] * 2, *[Variant.ADDRESSES] * 2, Variant.NOTHING]
 
 
 def test_a_kernel_that_fails_is_named(build):
@@ -286,7 +286,7 @@ def test_a_buffer_without_memory_is_refused_before_the_launch(build):
 
 def test_an_address_that_is_no_allocations_is_refused_by_the_interpreter(build):
     run, driver = build(None, module=Parser(context(), NULLS).parse_module())
-    function, here = driver.load(0, interpreted_kernels(Parser(context(), NULLS).parse_module())[0], ALL)[0], torch.rand(4, 3)
+    function, here = driver.load(0, interpreted_kernels(Parser(context(), NULLS).parse_module())[0], Variant.ALL)[0], torch.rand(4, 3)
     assert driver.launch(function, (1, 1, 1), 32, 0, 0, [here.data_ptr(), here.data_ptr()]) == 0
     assert driver.launch(function, (1, 1, 1), 32, 0, 0, [here.data_ptr(), 0x1234560]) != 0
     assert "argument 1: the address 0x1234560 lies in no allocation" in driver.message(999)
