@@ -12,12 +12,12 @@ from time import perf_counter
 from ...passes.cost.machine.cpu import SERVER, Cpu, Level
 from ...passes.cost.nest_cost import NS_PER_UNIT
 from .cache import cache_folder, write_atomically
+from .cache_limit import parse_size
 from .features import target
 
 SHARED_MOST = 64 << 20
 """Bytes of a shared cache that one program can reckon with; a virtual machine shows the whole cache of a processor that it shares."""
 
-_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _VERSION = 1
 
 
@@ -28,8 +28,7 @@ def cache_sizes(folder: str = "/sys/devices/system/cpu/cpu0/cache") -> tuple[int
     for index in sorted(Path(folder).glob("index*")):
         try:
             if (index / "type").read_text().strip() in ("Data", "Unified"):
-                text = (index / "size").read_text().strip()
-                found[int((index / "level").read_text())] = int(text.rstrip("KMG")) * _UNITS.get(text[-1], 1)
+                found[int((index / "level").read_text())] = parse_size((index / "size").read_text()) or 0
         except (OSError, ValueError):
             continue
     if not found:

@@ -54,7 +54,8 @@ def from_f32(f: FunctionText, type: Type, value: str) -> str:
         return emit_float8.encode(f, type, value)
     i32, f32, i1 = type.of("i32"), type.of("float"), type.of("i1")
     if type.kind == "bf16":
-        if type.lanes in _MASKS and f.target.has("avx512bf16") and f.target.has("avx512dq"):
+        whole = type.lanes >= 4 and type.lanes.bit_count() == 1  # registers, all of whose lanes are in use
+        if whole and f.target.has("avx512bf16") and f.target.has("avx512dq"):
             return _bf16_native(f, type, value)
         return _bf16_by_integers(f, type, value)
     if f.target.has("f16c"):
@@ -83,8 +84,6 @@ def from_f32(f: FunctionText, type: Type, value: str) -> str:
 
 _DENORMAL = 0x20
 """The class of denormals in vfpclassps."""
-_MASKS = {4: (4, 128), 8: (8, 256), 16: (16, 512), 32: (16, 512), 64: (16, 512), 128: (16, 512)}
-"""Lanes -> the lanes and bits of the registers that are looked through for denormals."""
 
 
 def _bf16_by_integers(f: FunctionText, type: Type, value: str) -> str:
@@ -100,8 +99,8 @@ def _bf16_by_integers(f: FunctionText, type: Type, value: str) -> str:
 
 def _bf16_native(f: FunctionText, type: Type, value: str) -> str:
     """By the processor's instruction, but for vectors in which some lane is denormal."""
-    lanes, bits = _MASKS[type.lanes]
-    name = f"llvm.x86.avx512.fpclass.ps.{bits}"
+    lanes = min(type.lanes, 16)  # of a register
+    name = f"llvm.x86.avx512.fpclass.ps.{32 * lanes}"
     part, mask = f"<{lanes} x float>", f"<{lanes} x i1>"
     f.module.declare(name, mask, f"{part}, i32")
     found = ""

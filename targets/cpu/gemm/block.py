@@ -37,15 +37,15 @@ BLOCK_TYPES = ", ".join(ty for ty, _ in BLOCK_ARGS)
 UNITS_MAX = 768
 """Longest K block in units of 4 bytes."""
 COLUMNS_MAX = 512
-DOT_ROWS_MAX = 12
-"""With B stored [N, K], up to this many rows are computed as dot products; above, the transposing pack pays."""
+UNPACKED_ROWS_MAX = 12
+"""Up to this many rows of A do without packing B: stored [N, K], they are computed as dot products; stored [K, N], they read B in
+place."""
 DOT_DEPTH = 1024
 DOT_COLUMNS = 192
 VECTOR_COLUMNS = 2048
 NEAR_BYTES = 4096
-IN_PLACE_ROWS_NEAR, IN_PLACE_ROWS_FAR = 192, 12
-"""With B stored [K, N], up to this many rows of A read B in place: if rows of B are less than a page apart, and if
-not."""
+IN_PLACE_ROWS_MAX = 192
+"""The same of B stored [K, N] whose rows are no more than NEAR_BYTES, a page, apart."""
 UNITS_MAX_TRANSPOSED = 256
 """Longest K block for a transposed A; short, so that the block of B is wide and A is packed less often."""
 TILE_BYTES = 192 * 1024
@@ -193,7 +193,7 @@ class _Block:
     def _choose_form(self) -> None:
         f, plan = self.f, self.plan
         if plan.special == "dot":
-            self.special = f.cmp("sle", self.m, DOT_ROWS_MAX)
+            self.special = f.cmp("sle", self.m, UNPACKED_ROWS_MAX)
         elif plan.special == "vector":
             wide = f.cmp("sge", f.sub("%n1", "%n0"), 4 * self.shape.lanes)
             self.special = f.both(f.cmp("eq", self.m, 1), wide)
@@ -203,7 +203,7 @@ class _Block:
         self.in_place_b = "false"
         if plan.in_place_b:
             near = f.cmp("sle", self.ldb, NEAR_BYTES)
-            self.in_place_b = f.cmp("sle", self.m, f.pick(near, IN_PLACE_ROWS_NEAR, IN_PLACE_ROWS_FAR))
+            self.in_place_b = f.cmp("sle", self.m, f.pick(near, IN_PLACE_ROWS_MAX, UNPACKED_ROWS_MAX))
 
     def _choose_blocks(self) -> None:
         f, plan, shape = self.f, self.plan, self.shape

@@ -19,9 +19,6 @@ from .core import Code
 _LARGE = 20.0
 """From where on the uniform expansion is used, within _NEAR of the diagonal."""
 _NEAR = 0.3
-_EULER = 0.5772156649015329
-_TOLERANCE = {"f32": 1e-10, "f64": 1e-17}
-"""By the type of the result: where sums and fractions end, against their value."""
 _DIRECT = 10.0
 """Up to where the gamma function itself is used, and from where on Stirling's series."""
 
@@ -148,7 +145,8 @@ def _log_gamma_next(m: Code, a: str) -> str:
     near = m.cmp("ole", a, m.c(0.5))
     close = m.select(near, a, m.c(0.0))
     series = m.mul(m.mul(close, close), m.horner(close, _log_gamma_series()))
-    close = m.add(m.sub(m.mul(close, m.c(1 - _EULER)), _function(m, "log1p", close)), series)
+    euler = 0.5772156649015329
+    close = m.add(m.sub(m.mul(close, m.c(1 - euler)), _function(m, "log1p", close)), series)
     return m.select(near, close, _function(m, "lgamma", m.add(a, m.c(1.0))))
 
 
@@ -231,8 +229,6 @@ def _edges(m: Code, a: str, x: str, value: str, at_zero: str, at_end: str) -> st
 
 _SHIFT = 9
 """How many terms of the zeta function are added up before Euler's and Maclaurin's formula."""
-_ONE_BY_ONE = -100.0
-"""From where on terms below zero are added up, too: in that order neighbours of opposite signs cancel exactly."""
 
 
 def _zeta_right(m: Code, s: str, q: str, total: str) -> str:
@@ -264,7 +260,7 @@ def _zeta(m: Code, s: str, q: str) -> str:
         total, a = m.add(total, _function(m, "pow", a, m.neg(s))), m.add(a, one)
         return [a, total], m.cmp("olt", a, zero)
 
-    near = m.both(negative, m.cmp("oge", q, m.c(_ONE_BY_ONE)))
+    near = m.both(negative, m.cmp("oge", q, m.c(-100.0)))  # in that order neighbours of opposite signs cancel exactly
     value = _zeta_right(m, s, fraction, m.loop(near, [q, zero], step)[1])
 
     def reflected() -> str:
@@ -285,7 +281,8 @@ def _zeta(m: Code, s: str, q: str) -> str:
 
 def _incomplete_gamma(name: str, upper: bool) -> Callable[[Code, str, str], str]:
     def apply(m: Code, a: str, x: str) -> str:
-        return outlined(m, name, _incomplete(upper, _TOLERANCE[m.type.kind]), (a, x), double=True)
+        end = 1e-10 if m.type.kind == "f32" else 1e-17  # of sums and fractions, against their value
+        return outlined(m, name, _incomplete(upper, end), (a, x), double=True)
 
     return apply
 

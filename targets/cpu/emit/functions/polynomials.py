@@ -11,12 +11,8 @@ from collections.abc import Callable
 from ..outline import outlined
 from .core import Code
 
-_CLOSED = 6.0
-"""The degree above which a closed form is used."""
 _END = 2.0**63
 """What is no degree any more, since it is no integer of 64 bits."""
-_HERMITE_LIMIT = {"f32": 128.0, "f64": 512.0}
-"""The degree above which torch gives NaN for Hermite polynomials."""
 
 First = Callable[[Code, str], str]
 """x -> the polynomial of degree 1."""
@@ -56,7 +52,7 @@ def _chebyshev(first: First, closed: Closed, shifted: bool) -> Callable[[Code, s
     def form(m: Code, x: str, n: str) -> str:
         degree = m.call("trunc", n)
         x = m.sub(m.add(x, x), m.c(1.0)) if shifted else x
-        by_angle = m.both(m.cmp("ogt", degree, m.c(_CLOSED)), m.cmp("olt", m.abs(x), m.c(1.0)))
+        by_angle = m.both(m.cmp("ogt", degree, m.c(6.0)), m.cmp("olt", m.abs(x), m.c(1.0)))
         value = _by_recurrence(m, x, degree, m.off(by_angle), first, lambda m, x, q, p, k: _less(m, m.add(x, x), q, p))
         value = m.where(by_angle, value, lambda: closed(m, _function(m, "acos", x), degree))
         return _ends(m, degree, value)
@@ -67,8 +63,8 @@ def _chebyshev(first: First, closed: Closed, shifted: bool) -> Callable[[Code, s
 def _other(first: First, step: Step, limited: bool) -> Callable[[Code, str, str], str]:
     def form(m: Code, x: str, n: str) -> str:
         degree = m.call("trunc", n)
-        if limited:
-            limit = m.c(_HERMITE_LIMIT[m.type.kind])
+        if limited:  # torch gives NaN above
+            limit = m.c(128.0 if m.type.kind == "f32" else 512.0)
             above = m.cmp("ogt", degree, limit)
             value = _by_recurrence(m, x, degree, m.cmp("ole", degree, limit), first, step)
             value = m.select(above, m.c(float("nan")), value)

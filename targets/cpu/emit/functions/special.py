@@ -7,15 +7,10 @@ both computed and selected from, and Newton steps where a double needs them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import exp, factorial
+from math import exp, factorial, pi, sqrt
 
 from . import tables
 from .core import Code
-
-_PI = 3.141592653589793
-_SQRT2 = 1.4142135623730951
-_SQRT_HALF = 0.7071067811865476
-_TWO_OVER_SQRT_PI = 1.1283791670955126
 
 
 def _function(m: Code, name: str, *arguments: str) -> str:
@@ -108,7 +103,7 @@ def digamma(m: Code, x: str) -> str:
     value = m.add(total, m.sub(log, m.mul(z, series)))
     # x - rint(x) keeps the argument of the tangent small and exact.
     part = m.sub(x, m.call("roundeven", x))
-    cotangent = m.div(m.c(_PI), _function(m, "tan", m.mul(part, m.c(_PI))))
+    cotangent = m.div(m.c(pi), _function(m, "tan", m.mul(part, m.c(pi))))
     pole = m.both(negative, m.cmp("oeq", part, m.c(0.0)))
     reflected = m.select(pole, m.c(float("nan")), m.sub(value, cotangent))
     value = m.select(negative, reflected, value)
@@ -146,7 +141,7 @@ def erfinv(m: Code, x: str) -> str:
                 m.sub(rest, _function(m, "erfc", result)),
                 m.sub(_function(m, "erf", result), y),
             )
-            slope = m.mul(m.c(_TWO_OVER_SQRT_PI), _function(m, "exp", m.neg(m.mul(result, result))))
+            slope = m.mul(m.c(2 / sqrt(pi)), _function(m, "exp", m.neg(m.mul(result, result))))
             result = m.sub(result, m.div(error, slope))
     result = m.select(m.cmp("oeq", y, m.c(1.0)), m.c(float("inf")), result)
     result = m.select(m.cmp("ugt", y, m.c(1.0)), m.c(float("nan")), result)
@@ -167,9 +162,9 @@ def ndtri(m: Code, p: str) -> str:
     if m.type.kind == "f64":
         for _ in range(2):
             error = m.sub(m.add(tail, tail), _function(m, "erfc", result))
-            slope = m.mul(m.c(_TWO_OVER_SQRT_PI), _function(m, "exp", m.neg(m.mul(result, result))))
+            slope = m.mul(m.c(2 / sqrt(pi)), _function(m, "exp", m.neg(m.mul(result, result))))
             result = m.sub(result, m.div(error, slope))
-    result = m.mul(result, m.c(_SQRT2))
+    result = m.mul(result, m.c(sqrt(2)))
     result = m.select(m.cmp("oeq", tail, m.c(0.0)), m.c(float("inf")), result)
     result = m.select(m.cmp("ult", tail, m.c(0.0)), m.c(float("nan")), result)
     return m.select(small, m.neg(result), result)
@@ -196,9 +191,9 @@ def erfcx(m: Code, x: str) -> str:
 
 def log_ndtr(m: Code, x: str) -> str:
     """The logarithm of the normal distribution function, without underflow for small x."""
-    scaled = m.mul(x, m.c(_SQRT_HALF))
+    scaled = m.mul(x, m.c(sqrt(0.5)))
     tail = m.cmp("olt", x, m.c(-1.0))
-    positive = m.neg(m.select(tail, scaled, m.c(-_SQRT_HALF)))
+    positive = m.neg(m.select(tail, scaled, m.c(-sqrt(0.5))))
     logarithm = _function(m, "log", m.mul(erfcx(m, positive), m.c(0.5)))
     far = m.sub(logarithm, m.mul(positive, positive))
     near = _function(m, "log1p", m.mul(_function(m, "erfc", scaled), m.c(-0.5)))
