@@ -12,7 +12,7 @@ PLANNING = ("passes", "lowering", "targets/cpu/attention", "targets/cpu/gemm", "
 RULES_OF_OPERATORS = "lowering/fx_to_nd/rules"
 """What operators compute: coefficients of functions, no choices."""
 MAX_CONSTANTS = 400
-ONE_WORD = set("LEFT RIGHT OWN RADIUS ANGLE LEVELS CONVERTED LESS GREATER EQUAL ROWS TERMS WARPS STAGES".split())
+ONE_WORD = set("LEFT RIGHT OWN RADIUS ANGLE".split())
 """Positions, codes and what only one file's kernels have; no name is added here."""
 
 

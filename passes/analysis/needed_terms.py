@@ -32,10 +32,8 @@ from .reduction_kinds import identity
 NEUTRAL = {"sum": "sum", "max": "max", "min": "min", "softmax": "max", "softmax_dot": "max"}
 """Kinds that a term may leave as they are -> the kind whose identity the first value of such a term is."""
 
-LESS, LESS_EQUAL, GREATER, GREATER_EQUAL = 2, 3, 4, 5
-EQUAL = 0
-OPPOSITE = {LESS: GREATER_EQUAL, LESS_EQUAL: GREATER, GREATER: LESS_EQUAL, GREATER_EQUAL: LESS}
-"""Signed predicates of arith.cmpi, by number."""
+OPPOSITE = {"slt": "sge", "sle": "sgt", "sgt": "sle", "sge": "slt"}
+"""Signed predicates of arith.cmpi."""
 
 
 @dataclass(frozen=True)
@@ -205,16 +203,16 @@ def _of_condition(info: NestAccess, value: SSAValue, holds: bool) -> tuple[list[
 
 def _of_comparison(info: NestAccess, op: arith.CmpiOp, holds: bool) -> list[Expr]:
     left, right = (_index(info, v) for v in op.operands)
-    predicate = op.predicate.value.data
+    predicate = arith.CMPI_COMPARISON_OPERATIONS[op.predicate.value.data]
     if left is None or right is None:
         return []
-    if predicate == EQUAL and holds:
+    if predicate == "eq" and holds:
         return [left - right, right - left]
     if predicate not in OPPOSITE:
         return []
     predicate = predicate if holds else OPPOSITE[predicate]
-    more, less = (left, right) if predicate in (GREATER, GREATER_EQUAL) else (right, left)
-    return [more - less - (1 if predicate in (GREATER, LESS) else 0)]
+    more, less = (left, right) if predicate in ("sgt", "sge") else (right, left)
+    return [more - less - (1 if predicate in ("sgt", "slt") else 0)]
 
 
 def _index(info: NestAccess, value: SSAValue) -> Expr | None:

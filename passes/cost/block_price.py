@@ -14,9 +14,6 @@ from math import ceil
 from .held_numbers import OTHER_REGISTERS, fits_registers
 from .machine.gpu import Gpu
 
-PROGRAM_START_NS = 1100
-"""Nanoseconds until the first step of a program can begin, and until its end."""
-
 MAX_THREAD_SUMS = 128
 """Sums that a thread has at most."""
 
@@ -60,7 +57,7 @@ class Block:
 def warps_for(elements: int, sums: int, held: int, gpu: Gpu) -> int:
     """The fewest warps that have registers for a block, its sums and the numbers that they keep (held_numbers.py); 0 where none have."""
     enough = (n for n in PROGRAM_WARPS if elements * sums <= MAX_THREAD_SUMS * gpu.lanes * n)
-    return next((n for n in enough if fits_registers(elements, n, held, gpu.lanes)), 0)
+    return next((n for n in enough if fits_registers(elements, n, held, gpu)), 0)
 
 
 def block_ns(work: Sums, block: Block, gpu: Gpu, parts: int = 1) -> tuple[float, str]:
@@ -75,7 +72,7 @@ def block_ns(work: Sums, block: Block, gpu: Gpu, parts: int = 1) -> tuple[float,
     registers = block.warps * gpu.lanes * (elements * work.sums // (block.warps * gpu.lanes) + OTHER_REGISTERS)
     resident = max(1, min(gpu.registers // registers, int(gpu.shared // (step * block.stages))))
     each = ceil(blocks / gpu.multiprocessors)
-    alone = PROGRAM_START_NS + elements * work.beside / (rates.memory_gbs / each_rate)
+    alone = rates.program_start_us * 1e3 + elements * work.beside / (rates.memory_gbs / each_rate)
     waves = 1 if block.lasting else ceil(each / resident)
     return each * steps * max(units, cache) + alone * waves, "cache" if cache > units else "arithmetic"
 

@@ -23,11 +23,11 @@ UNHIDDEN_MEMORY_SHARE = 0.1
 TILE_SIDES = (256, 128, 64, 32, 16)
 """Sides of a tile of the result."""
 
-STEP_TERMS = 64
-"""Terms of a sum that a tile takes at once."""
-
 WEIGHED_ROWS = 64
 """Rows that a program weighs for."""
+
+MAX_WEIGHED_ELEMENTS = 256
+"""Elements of a row that is weighed, and terms of a score, at most: a program has all of them at once."""
 
 MIN_PART_TERMS = 128
 """Terms that a part of a row has at least."""
@@ -132,9 +132,9 @@ def _fastest(work: Contraction, gpu: Gpu, read: float, behind: float, held: int,
     best: Price | None = None
     for rows, columns, parts in product(TILE_SIDES, TILE_SIDES, SPLIT_PARTS):
         warps = warps_for(rows * columns, work.sums, held, gpu)
-        if not warps and rows * columns > TILE_SIDES[-1] ** 2 or work.depth < STEP_TERMS * parts and parts > 1:
+        if not warps and rows * columns > TILE_SIDES[-1] ** 2 or work.depth < Block.terms * parts and parts > 1:
             continue
-        block = Block(rows, columns, STEP_TERMS, warps=warps or PROGRAM_WARPS[-1], lasting=lasting)
+        block = Block(rows, columns, warps=warps or PROGRAM_WARPS[-1], lasting=lasting)
         busy, bound = block_ns(sums, block, gpu, parts)
         moving = memory + parts_ns(sums, parts, gpu)
         starts = rates.start_us * 1e3 * (1 if parts == 1 else 2)  # a kernel of its own adds parts up

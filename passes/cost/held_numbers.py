@@ -12,11 +12,10 @@ from collections.abc import Callable, Collection, Sequence
 
 from xdsl.ir import Operation, SSAValue
 
-THREAD_REGISTERS = 255
-"""Registers of a thread."""
+from .machine.gpu import Gpu
 
 OTHER_REGISTERS = 64
-"""Of these, registers for other things than the numbers of elements."""
+"""Registers of a thread for other things than the numbers of elements."""
 
 RANDOM_REGISTERS = 4
 """Numbers of 32 bits that a random number is made of, beside what is kept anyway."""
@@ -34,6 +33,6 @@ def held_numbers(
     return max(len(sums), *kept, len(sums) + RANDOM_REGISTERS if draws else 0)
 
 
-def fits_registers(elements: int, warps: int, held: int, lanes: int = 32) -> bool:
+def fits_registers(elements: int, warps: int, held: int, gpu: Gpu) -> bool:
     """Whether the threads of a program have registers for `held` numbers of each of its elements."""
-    return elements * held // (warps * lanes) + OTHER_REGISTERS <= THREAD_REGISTERS
+    return elements * held // (warps * gpu.lanes) + OTHER_REGISTERS <= gpu.thread_registers

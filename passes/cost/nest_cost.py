@@ -19,13 +19,13 @@ from ..analysis.nest_access import Access, Loop, NestAccess, Node
 from ..analysis.store_groups import shuffles, store_groups
 from ..analysis.symbols import DEFAULT_SIZE
 from .machine.accesses import ACCESSES
-from .machine.cpu import CACHE_WAYS, SERVER
+from .machine.cpu import SERVER
 
 NS_PER_UNIT = SERVER.unit_ns
 """Time of one operation on 16 lanes of 32 bits, data in the nearest cache."""
 WORD_BYTES = 4
 """Bytes of the usual element: four registers of 16 of them are the first of LANE_COUNTS."""
-REGISTER_BYTES = 64
+REGISTER_BYTES = SERVER.register_bytes
 """Bytes of the widest vector register."""
 VECTOR_LANES = REGISTER_BYTES // WORD_BYTES
 """Usual elements in it; the rows and lanes of a tile that is transposed. Lanes that a tile does not have idle."""
@@ -39,7 +39,7 @@ UNROLL_OPS = 256
 """Loops inside of a vector loop that make at most so many iterations, and so many operations in all, are unrolled."""
 SERIAL_NS = 4000
 """Work below this is not worth a second thread."""
-LINE_BYTES = 64
+LINE_BYTES = SERVER.line_bytes
 """Bytes of a cache line."""
 FEW_UNITS = 2
 """With fewer units of work in the loops of a nest, threads share the reductions in it."""
@@ -158,8 +158,8 @@ class Cost:
         for the share of a line that each lane needs, since its neighbours come later; and far more where the lines do not stay in the
         first cache until then, because they all belong to a few of its sets. See docs/lab/cost-model.md."""
         step = size * (abs(stride.value) if stride.value is not None else 1 if free_dims(stride) else self.size(stride))
-        period = int(SERVER.levels[0].bytes) // CACHE_WAYS
-        if step >= LINE_BYTES and width > CACHE_WAYS * (period // gcd(step, period)):
+        period = int(SERVER.levels[0].bytes) // SERVER.cache_ways
+        if step >= LINE_BYTES and width > SERVER.cache_ways * (period // gcd(step, period)):
             return ACCESSES.evicted_store if is_store else ACCESSES.evicted_load
         if is_store:
             return ACCESSES.strided_store

@@ -31,6 +31,7 @@ from ..analysis.accesses.disjoint import separate_iterations
 from ..analysis.nest_access import NestAccess
 from ..analysis.reduction_kinds import Cursor
 from ..analysis.symbols import symbol_facts
+from ..cost.contraction_price import MAX_WEIGHED_ELEMENTS
 from ..cost.machine import Gpu, machine_of
 from ..loop.transform.loop_rewrite import INDEX, clone_into, index_op
 from ..manager.pass_manager import Pass
@@ -38,7 +39,7 @@ from .carried.product_weights import carry_weights, stored_weights
 from .carried.softmax_weights import SoftmaxWeights, final_store, same_row, softmax_weights, yielded
 from .carried.term_writer import Refused, TermWriter, needed, product_of
 from .gpu_online_softmax import computed_alike
-from .tiles.weighed_products import MAX_COLUMNS, weighed_product
+from .tiles.weighed_products import weighed_product
 
 CASTS = (arith.ExtFOp, arith.TruncFOp)
 
@@ -49,7 +50,7 @@ class GpuCarrySoftmax(Pass):
 
     name = "gpu-carry-softmax"
 
-    columns: int = MAX_COLUMNS
+    columns: int = MAX_WEIGHED_ELEMENTS
     """Columns of the rows that are weighed at most, which a program has all of; 0: scores stay in memory."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:

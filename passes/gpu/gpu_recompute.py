@@ -18,11 +18,9 @@ from ...dialects import loop, mem
 from ...dialects.nd.types import is_float
 from ..analysis.dependences import memory_of
 from ..analysis.nest_key import is_nest_in_memory
+from ..loop.fusion.facts import MAX_REPEATED_OPS
 from ..loop.transform.loop_rewrite import drop_out
 from ..manager.pass_manager import Pass
-
-MAX_RECOMPUTED_OPS = 24
-"""Operations that a value may take to be computed again."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +143,7 @@ def _slice(store: loop.StoreOp) -> list[Operation] | None:
         owner = worklist.pop().owner
         if not isinstance(owner, Operation) or owner.parent is not inside or owner in wanted:
             continue
-        if owner.regions or isinstance(owner, (loop.StoreOp, loop.BoundOp)) or len(wanted) == MAX_RECOMPUTED_OPS:
+        if owner.regions or isinstance(owner, (loop.StoreOp, loop.BoundOp)) or len(wanted) == MAX_REPEATED_OPS:
             return None
         if isinstance(owner, loop.LoadOp) and memory_of(owner.source) in stored:
             return None

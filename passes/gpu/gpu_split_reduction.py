@@ -24,7 +24,7 @@ from ..loop.transform.loop_rewrite import replace_loops
 from ..loop.transform.loop_split_reduction import LoopSplitReduction
 from ..loop.transform.nest_transform import Refused
 from ..manager.pass_manager import Pass
-from .short_runs import short_run
+from .short_runs import MIN_PART_ELEMENTS, short_run
 from .tiles.product_tiles import product_parts, product_tile
 from .tiles.rules import MAX_UNROLLED_TRIPS, TILE_COLUMNS, column_loop
 from .tiles.tile import Sizes, Tile
@@ -42,8 +42,6 @@ MIN_DOT_PART_BLOCKS = 2
 """Blocks of terms that a part has at least."""
 MIN_WEIGHED_PART_BLOCKS = 4
 """The same of rows that a softmax weighs: their parts are put together by a kernel that reads three numbers of each."""
-MIN_PART_ELEMENTS = 4096
-"""Elements that a program reads at least; a reduction that is shorter stays whole."""
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,9 @@ from ..loop.transform.loop_rewrite import clone_into, drop_index, index_op, need
 from ..loop.transform.nest_transform import Refused, label_of
 from ..manager.pass_manager import Pass
 from .gpu_fission import MIN_SPEEDUP
-from .gpu_split_reduction import MIN_PART_ELEMENTS, MIN_SPLIT_PARTS, programs_of
+from .gpu_split_reduction import MIN_SPLIT_PARTS, SPLIT_PROGRAMS_PER_MULTIPROCESSOR, programs_of
 from .gpu_split_rows import only_where
+from .short_runs import MIN_PART_ELEMENTS
 from .tiles.rules import MAX_UNROLLED_TRIPS, choose, column_loop
 from .tiles.tile import Sizes, bytes_moved, power_of_two
 
@@ -51,9 +52,6 @@ LAST_INDEX = (1 << 63) - 1
 SCANNED_PART_ELEMENTS = 8192
 """Elements of a part of a row, or of columns side by side, are a multiple of this."""
 
-SCAN_PROGRAMS_PER_MULTIPROCESSOR = 4
-"""Programs for each multiprocessor that keep a large GPU busy."""
-
 
 @dataclass(frozen=True)
 class GpuSplitScan(Pass):
@@ -62,7 +60,7 @@ class GpuSplitScan(Pass):
     name = "gpu-split-scan"
 
     programs: int = 0
-    """How many programs there should be; 0: SCAN_PROGRAMS_PER_MULTIPROCESSOR for each multiprocessor."""
+    """How many programs there should be; 0: SPLIT_PROGRAMS_PER_MULTIPROCESSOR for each multiprocessor."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         gpu = machine_of(op, Gpu)
@@ -93,7 +91,7 @@ class GpuSplitScan(Pass):
         programs, columns = programs_of(info, sizes)
         block = max(1, SCANNED_PART_ELEMENTS // power_of_two(columns))
         trips = max(sizes(scan.loop_sizes[0]) for scan in scans)
-        parts = min(-(-(self.programs or SCAN_PROGRAMS_PER_MULTIPROCESSOR * gpu.multiprocessors) // programs), trips // block)
+        parts = min(-(-(self.programs or SPLIT_PROGRAMS_PER_MULTIPROCESSOR * gpu.multiprocessors) // programs), trips // block)
         if parts < MIN_SPLIT_PARTS:
             return 0
         inside = [n for scan in scans for n in info.nodes[scan].walk()]

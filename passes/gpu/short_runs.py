@@ -18,8 +18,9 @@ from .tiles.tile import Sizes, bytes_moved
 
 MIN_RUN_BYTES = 128
 """Bytes of a run from which on memory is nearly as fast as for whole rows (docs/lab/gpu-tiles-h200.md)."""
-MIN_ROW_ELEMENTS = 4096
-"""Elements of a row below which it is not worth another kernel."""
+MIN_PART_ELEMENTS = 4096
+"""Elements that a program of a split reduction reads at least; a reduction that is shorter stays whole, and a shorter row is not worth
+another kernel."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class ShortRun:
 
 def short_run(info: NestAccess, node: Node, sizes: Sizes) -> ShortRun | None:
     """The runs that most of what a reduction loads consists of, if these are shorter than MIN_RUN_BYTES and its rows long; or None."""
-    if not isinstance(node.op, loop.ReduceOp) or sizes.trips(node.loops) < MIN_ROW_ELEMENTS:
+    if not isinstance(node.op, loop.ReduceOp) or sizes.trips(node.loops) < MIN_PART_ELEMENTS:
         return None
     moved = [(access, n) for access, _, n in bytes_moved(node, info, sizes) if not access.is_store]
     for one in node.loops:

@@ -56,7 +56,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
 }  # fmt: skip
 """Target -> stage -> the passes of the stage, as pipeline text.  A stage begins with the lowering to its level."""
 
-LEVELS: dict[str, int] = {"nd": 0, "loop": 1, "mem": 2, "cpu": 3, "tt": 3, "host": 4}
+LEVELS: dict[str, int] = {name: depth for depth, names in enumerate(("nd", "loop", "mem", "cpu tt", "host")) for name in names.split()}
 """Level -> how far down it is.  The stages of our targets are named as levels."""
 
 LOWERINGS: dict[str, str] = {"nd-to-loop": "loop", "loop-to-mem": "mem", "mem-to-cpu": "cpu", "mem-to-tt": "tt", "to-host": "host"}

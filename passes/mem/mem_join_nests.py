@@ -40,7 +40,7 @@ JOIN = "join"
 MAX_JOINED_NESTS = 16
 """Nests of one group."""
 MAX_OPEN_GROUPS = 4
-"""Groups that the next nest may still join."""
+"""Groups that the next nest, or launch, may still join."""
 MIN_GAIN_SHARE, MIN_GAIN_NS = 0.05, 500.0
 """Share of the time without joining that has to be saved, and time."""
 MIN_ELEMENT_OPS = 1 << 14

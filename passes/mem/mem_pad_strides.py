@@ -32,7 +32,7 @@ from ..analysis.nest_access import NestAccess
 from ..analysis.symbols import symbol_hints
 from ..cost.cost_model import nest_cost
 from ..cost.footprint import LINE_BYTES, Footprint, LoopOrder, Stream
-from ..cost.machine.cpu import CACHE_WAYS, SERVER, Cpu
+from ..cost.machine.cpu import SERVER, Cpu
 from ..cost.nest_cost import Cost
 from ..cost.schedule_choice import choose
 from ..manager.pass_manager import Pass
@@ -89,7 +89,7 @@ class MemPadStrides(Pass):
         if t.stride_exprs != dense or len(dense) < 2:
             return None
         size = element_bytes(t.element_type)
-        period = int(SERVER.levels[0].bytes) // CACHE_WAYS
+        period = int(SERVER.levels[0].bytes) // SERVER.cache_ways
         for k in range(len(dense) - 2, -1, -1):
             row = dense[k].value
             if row is None or row <= 1 or t.dims[k] is ONE:
@@ -177,7 +177,6 @@ def conflict_seconds(nest: loop.NestOp, hints: Mapping[str, int], symbols: Range
     facts: dict[Expr, int] = {sym(name): size for name, size in hints.items()}
     schedule = choose(info, facts)
     footprint = Footprint(info, Cost(info, facts), schedule)
-    period = machine.levels[0].bytes / CACHE_WAYS
     extents = footprint.extents(footprint.plan)
     home = machine.home(sum(s.lines(extents) for s in footprint.streams))
     priced = schedule.style == "lanes" and home in machine.levels[:2]
@@ -185,7 +184,7 @@ def conflict_seconds(nest: loop.NestOp, hints: Mapping[str, int], symbols: Range
     for plan in _plans(footprint.plan):
         for k in plan.streams:
             stream = footprint.streams[k]
-            again += _refetched(stream, plan, footprint, period, machine.levels[0].bytes, priced) * stream.lines(extents)
+            again += _refetched(stream, plan, footprint, machine, priced) * stream.lines(extents)
     return again / (home if home is not machine.levels[0] else machine.levels[1]).gbs * 1e-9
 
 
@@ -195,18 +194,19 @@ def _plans(plan: LoopOrder) -> Iterator[LoopOrder]:
         yield from _plans(child)
 
 
-def _refetched(stream: Stream, plan: LoopOrder, footprint: Footprint, period: float, capacity: float, priced: bool) -> float:
+def _refetched(stream: Stream, plan: LoopOrder, footprint: Footprint, machine: Cpu, priced: bool) -> float:
     """How often each line of a stream is fetched again because its rows share sets: the lines of a column are gone before the next
     column, in the same lines, is read. `priced`: where the rows are the lanes of one vector, the price of the load says so already."""
+    capacity, ways = machine.levels[0].bytes, machine.cache_ways
     order = [d for d, _ in footprint.plan.loops]
     counts = dict(footprint.plan.loops)
     if plan is not footprint.plan:
         order, counts = order + [d for d, _ in plan.loops], counts | dict(plan.loops)
     for d, step in stream.steps.items():
         rows = counts.get(d, 1.0) * footprint.inner.get(d, 1.0)
-        if step * stream.element % period or rows <= CACHE_WAYS or rows * LINE_BYTES > capacity or d not in order:
+        if step * stream.element % (capacity / ways) or rows <= ways or rows * LINE_BYTES > capacity or d not in order:
             continue
-        if priced and footprint.inner.get(d, 1.0) > CACHE_WAYS:
+        if priced and footprint.inner.get(d, 1.0) > ways:
             continue
         for other, near in stream.steps.items():
             wide = near * stream.element * footprint.inner.get(other, 1.0)

@@ -29,12 +29,10 @@ from ..analysis.nest_access import NestAccess
 from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.schedule_attrs import schedule_table
 from ..analysis.symbols import symbol_facts
+from ..cost.loops_inside import MIN_INNER_TRIPS
 from ..cost.schedule_choice import choose
 from ..manager.pass_manager import Pass
 from .mem_split_scalars import has_buffer, is_function, is_plain, slice_of
-
-MIN_INNER_TRIPS = 4
-"""Iterations of the inner loops below which nothing is kept."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils.checkpoint import CheckpointPolicy
 
+from ....passes.cost.contraction_price import MAX_WEIGHED_ELEMENTS
 from ....passes.nd.nd_attention import MIN_GPU_SCORES
-from ....passes.nd.products.carried_scores import MAX_LENGTH
 from ..fx_graphs import VIEWS, readers, value_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -69,7 +69,7 @@ def _attention(power: Node, backward: Collection[Node], by_element: Callable[[No
     others = {u for node in known for u in node.users if u not in known and _is_read(u, backward)}
     rows = {u for u in others if u is top or (u.target is aten.sum.dim_IntList and u.args[0] is power)}
     lengths = [value_of(op.all_input_nodes[0]).shape[-1] for op in scores] + [value_of(op).shape[-1] for op in weighed]
-    short = all(isinstance(n, int) and n <= MAX_LENGTH for n in lengths)
+    short = all(isinstance(n, int) and n <= MAX_WEIGHED_ELEMENTS for n in lengths)
     if len(weighed) != 1 or not scores or not short or others != {*rows, weighed[0]} or any("recompute" in n.meta for n in known):
         return None
     sizes = value_of(power).shape[-2:]

@@ -12,9 +12,6 @@ from typing import ClassVar
 
 from .roofs import Level, Roofs
 
-CACHE_WAYS = 12
-"""Lines that the first cache keeps for addresses a multiple of its size / CACHE_WAYS apart."""
-
 USUAL_THREADS = 2
 """Threads of a CPU of which nothing is said."""
 
@@ -27,7 +24,8 @@ class Cpu(Roofs):
     512 bits whose data is in registers or the first cache (the unit of op_costs). `levels`: nearest first, the last one is main memory
     (without a size). `launch_ns`: calling one kernel from the host program; `call_ns`: one call of a library operator; `entry_ns`: one call
     of a compiled graph. `region_ns`: starting and joining threads once. `resident_programs`:
-    nothing has to run in parallel for a thread to be busy.
+    nothing has to run in parallel for a thread to be busy. `line_bytes`: of a line of the caches; `cache_ways`: lines that the first one
+    keeps for addresses a multiple of its size / `cache_ways` apart; `register_bytes`: of the widest vector register.
     """
 
     kind: ClassVar = "cpu"
@@ -42,6 +40,9 @@ class Cpu(Roofs):
     entry_ns: float = 1000.0
     region_ns: float = 2000.0
     threads: int = 1
+    line_bytes: int = 64
+    cache_ways: int = 12
+    register_bytes: int = 64
 
     @cached_property
     def memory_gbs(self) -> float:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import ClassVar
 
 from .gpu_rates import GpuRates, rates_of
 from .roofs import Level, Roofs
 
+DATA = Path(__file__).with_name("architectures.json")
 VECTOR_BYTES = 16
 """Bytes that a thread loads or stores at once; addresses are a multiple of it."""
 VECTOR_HALVES = VECTOR_BYTES // 2
@@ -29,6 +33,8 @@ class Gpu(Roofs):
     """Warps of a program at most."""
     registers: int = 65536
     """Registers of a multiprocessor, of 32 bits."""
+    thread_registers: int = 255
+    """Those that a thread may have."""
 
     device: int = 0
     """Which of the GPUs of the host it is."""
@@ -47,7 +53,7 @@ class Gpu(Roofs):
     @property
     def shared(self) -> int:
         """Bytes of shared memory that a program may have."""
-        return SHARED_MEMORY_BYTES.get(self.name, 64 << 10)
+        return _shared_kb().get(self.name, 64) << 10
 
     @property
     def casts_float8(self) -> bool:
@@ -111,12 +117,10 @@ MACHINES = {
 """GPUs by the name of their target."""
 
 
-SHARED_MEMORY_BYTES = {
-    "sm_70": 96 << 10, "sm_75": 64 << 10, "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_87": 163 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10,
-    "sm_100": 227 << 10, "sm_103": 227 << 10, "sm_120": 99 << 10, "sm_121": 99 << 10, "gfx950": 160 << 10,
-}  # fmt: skip
-"""Bytes of shared memory of a program at most (CUDA C++ Programming Guide, technical specifications by compute capability; AMD's ISA
-guides); 64 KB for GPUs that are not listed."""
+@cache
+def _shared_kb() -> dict[str, int]:
+    """KB of shared memory of a program at most, by architecture; its source stands in the file."""
+    return json.loads(DATA.read_text(encoding="utf-8"))["shared_kb"]
 
 
 def machine(name: str, multiprocessors: int = 0, device: int = 0) -> Gpu:

@@ -21,7 +21,8 @@ DATA = Path(__file__).with_name("gpus.json")
 @dataclass(frozen=True)
 class GpuRates:
     """One card. `memory_gbs`: GB/s of a copy, bytes read and written together; `cache_gbs`: from the cache that all multiprocessors share.
-    `start_us`: microseconds from one kernel to the next with nothing in it;
+    `start_us`: microseconds from one kernel to the next with nothing in it; `program_start_us`: until a program of a product can begin its
+    first step, and until its end;
     `convolution_us`: how much longer the library's convolution takes than a product of its size. `tflops`: multiply-adds, counted as two,
     by type."""
 
@@ -31,6 +32,7 @@ class GpuRates:
     memory_gbs: float
     cache_gbs: float
     start_us: float
+    program_start_us: float
     convolution_us: float
     tflops: Mapping[str, float]
     generated: Mapping[str, float]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from itertools import product as pairs
 from math import ceil, gcd
 
@@ -21,14 +22,13 @@ from ....dialects.nd.types import element_bytes
 from ...analysis.accesses.varying import Varying
 from ...analysis.nest_access import Access, Loop, NestAccess, Node
 from ...cost.block_price import PROGRAM_WARPS, Block, Sums, block_ns, parts_ns, warps_for
+from ...cost.contraction_price import MAX_SKINNY_ROWS
 from ...cost.held_numbers import held_numbers
 from ...cost.machine.gpu import Gpu
 from .product_nests import HALVES, Side, factors, picked_index, product_sides
 from .tile import MIN_DOT_SIDE, Sizes, Tile, power_of_two
 from .window_tiles import overlap
 
-MAX_SKINNY_BLOCK_ROWS = 64
-"""Rows of a product that a program has at most: up to so many the other matrix is read once."""
 SKINNY_STAGES = 5
 """Iterations under way of a loop over a product's terms; one less where all numbers are of 16 bits as they are, two where a program has
 many columns of such."""
@@ -45,8 +45,6 @@ SKINNY_SPLIT_PARTS = (2, 4, 8)
 """In how many parts these sums may be split."""
 
 
-CONVERTED = 2
-"""How a factor is computed that is not loaded as it is."""
 
 BLOCK_SIDES = (256, 128, 64)
 """Sides of a block of the result where both are long."""
@@ -60,6 +58,16 @@ MAX_OVERLAPPED_STAGES = 3
 """The same where results are stored meanwhile, through shared memory."""
 GROUPED_BLOCK_ROWS = 8
 """Rows of blocks that programs go through before they go on to the next columns: what they read then is in the cache."""
+
+
+class Computed(IntEnum):
+    """How a factor is come by."""
+
+    LOADED = 0
+    MASKED = 1
+    """It is loaded, but for zeros."""
+    CONVERTED = 2
+    """It is computed from what is loaded."""
 
 
 def product_tile(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile | None:
@@ -80,8 +88,8 @@ def product_tile(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile | None:
 
 def _has_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes) -> bool:
     """Whether a program has all rows, or both factors are computed on the way."""
-    most = MAX_SKINNY_BLOCK_ROWS if not _are_windows(info, many) else MAX_SKINNY_BLOCK_ROWS // 2
-    return sizes.trips(few) <= most or all(_how_computed(info, one) == CONVERTED for one in (few, many))
+    most = MAX_SKINNY_ROWS if not _are_windows(info, many) else MAX_SKINNY_ROWS // 2
+    return sizes.trips(few) <= most or all(_how_computed(info, one) == Computed.CONVERTED for one in (few, many))
 
 
 def product_parts(info: NestAccess, possible: Sequence[int], sizes: Sizes, gpu: Gpu) -> int:
@@ -185,17 +193,17 @@ def _along(access: Access, side: Side) -> bool:
     return not free_dims(access.offset).isdisjoint(one.dim for one in side)
 
 
-def _how_computed(info: NestAccess, side: Side) -> int:
-    """Whether factors along a side are as they lie in memory: 0: they are, 1: but for zeros, CONVERTED: they are computed from that."""
+def _how_computed(info: NestAccess, side: Side) -> Computed:
+    """How factors along a side are come by; the most that any of them takes."""
     inside = [n for n in info.root.walk() if n is not info.root]
-    return max((_computed(f.along[side], f.element) for n in inside for f in factors(info, n)), default=0)
+    return max((_computed(f.along[side], f.element) for n in inside for f in factors(info, n)), default=Computed.LOADED)
 
 
-def _computed(factor: SSAValue, element: Attribute) -> int:
+def _computed(factor: SSAValue, element: Attribute) -> Computed:
     op = factor.owner
     if not isinstance(op, loop.LoadOp) or loop.element_type(op.source.type) not in HALVES | {element}:
-        return CONVERTED
-    return int(op.mask is not None)
+        return Computed.CONVERTED
+    return Computed.LOADED if op.mask is None else Computed.MASKED
 
 
 def _factors(inside: Sequence[Node]) -> list[Access]:
@@ -237,15 +245,15 @@ def _sums(work: _Product) -> Sums:
 
 
 def _of_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes, gpu: Gpu) -> Tile:
-    """A program has all rows, or MAX_SKINNY_BLOCK_ROWS of them, and blocks of the other matrix, or matrices, under way in shared memory.
+    """A program has all rows, or MAX_SKINNY_ROWS of them, and blocks of the other matrix, or matrices, under way in shared memory.
     No factor that is computed on the way stands first in blocks of 64 rows: the units for whole warp groups take it from registers."""
     inside = [n for n in info.root.walk() if n is not info.root]
     most = range_of(product(one.size for one in few), info.ranges).hi
     rest = [one for one in info.root.loops if one not in few and one not in many]
-    rows = MAX_SKINNY_BLOCK_ROWS if most is None else min(MAX_SKINNY_BLOCK_ROWS, max(MIN_DOT_SIDE, power_of_two(most)))
-    converted = [_how_computed(info, one) == CONVERTED for one in (few, many)]
+    rows = MAX_SKINNY_ROWS if most is None else min(MAX_SKINNY_ROWS, max(MIN_DOT_SIDE, power_of_two(most)))
+    converted = [_how_computed(info, one) == Computed.CONVERTED for one in (few, many)]
     if all(converted):
-        rows = min(rows, MAX_SKINNY_BLOCK_ROWS // 2)
+        rows = min(rows, MAX_SKINNY_ROWS // 2)
     around = sizes.trips(rest) * -(-sizes.trips(few) // rows)
     enough = gpu.multiprocessors * MIN_PROGRAMS_PER_MULTIPROCESSOR
     columns = next((n for n in SKINNY_BLOCK_COLUMNS if around * (sizes.trips(many) // n) >= enough), SKINNY_BLOCK_COLUMNS[-1])

@@ -22,23 +22,19 @@ from ....dialects.nd.types import element_bytes
 from ...analysis.accesses.varying import Varying, is_straight
 from ...analysis.needed_terms import needed_terms
 from ...analysis.nest_access import Loop, NestAccess, Node
+from ...cost.block_price import PROGRAM_WARPS
+from ...cost.contraction_price import MAX_WEIGHED_ELEMENTS, WEIGHED_ROWS
 from ...cost.machine.gpu import Gpu
 from .product_nests import exact_types, factors
 from .tile import MIN_DOT_SIDE, Tile, power_of_two
 
-MAX_COLUMNS = 256
-"""Columns of the result, and terms of a score, at most: a program has all of them at once."""
-ROWS = TERMS = 64
-"""Rows of the result that a program has, and terms that it weighs at once."""
-WIDE_ROWS = 128
-"""The same where a row has more than half of the most columns: each four warps have 64 of them, so that no sum of a row crosses these."""
+STEP_TERMS = 64
+"""Terms that a program weighs at once."""
 SHORT_COLUMNS = 64
 """Columns up to which addresses of a block's rows cost less than waiting for the unit that copies blocks; so they do where no mask bounds
 the loop."""
-WARPS = 4
-STAGES = 3
-WIDE_STAGES = 2
-"""Blocks of terms under way; fewer where a row has more than half of the most columns."""
+WEIGHED_STAGES = 3
+"""Blocks of terms under way; one less where a row has more than half of the most columns."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +99,7 @@ def _is_score(info: NestAccess, node: Node, product: WeighedProduct) -> bool:
 
 def _is_short(one: Loop, info: NestAccess) -> bool:
     most = range_of(one.size, info.ranges).hi
-    return most is not None and most <= MAX_COLUMNS
+    return most is not None and most <= MAX_WEIGHED_ELEMENTS
 
 
 def weighed_tile(info: NestAccess, gpu: Gpu) -> Tile | None:
@@ -114,13 +110,14 @@ def weighed_tile(info: NestAccess, gpu: Gpu) -> Tile | None:
     most = range_of(found.columns.size, info.ranges).hi or 1
     columns = max(MIN_DOT_SIDE, power_of_two(most))
     rest = [one for one in info.root.loops if one is not found.rows and one is not found.columns]
-    wide = columns > MAX_COLUMNS // 2
-    all_rows = power_of_two(range_of(found.rows.size, info.ranges).hi or ROWS)
-    rows = max(MIN_DOT_SIDE, min(WIDE_ROWS if wide and gpu.multiplies_in_groups else ROWS, all_rows))
-    stages = _stages(info, found, rows, columns, WIDE_STAGES if wide else STAGES, gpu)
+    wide = columns > MAX_WEIGHED_ELEMENTS // 2
+    all_rows = power_of_two(range_of(found.rows.size, info.ranges).hi or WEIGHED_ROWS)
+    groups = 2 if wide and gpu.multiplies_in_groups else 1  # of four warps, which have rows of their own: no sum of a row crosses them
+    rows = max(MIN_DOT_SIDE, min(groups * WEIGHED_ROWS, all_rows))
+    stages = _stages(info, found, rows, columns, WEIGHED_STAGES - wide, gpu)
     copies = int(gpu.copies_blocks and columns > SHORT_COLUMNS and bool(needed_terms(info, info.root.children[0])))
     axes = [([found.rows], rows), ([found.columns], columns)]
-    return Tile(axes, rest, inner=TERMS, stages=stages, warps=WARPS * (1 + wide), dot=1, copies=copies)
+    return Tile(axes, rest, inner=STEP_TERMS, stages=stages, warps=PROGRAM_WARPS[wide], dot=1, copies=copies)
 
 
 def _stages(info: NestAccess, found: WeighedProduct, rows: int, columns: int, most: int, gpu: Gpu) -> int:
@@ -129,5 +126,5 @@ def _stages(info: NestAccess, found: WeighedProduct, rows: int, columns: int, mo
     width = element_bytes(found.element)
     depth = sum(max(MIN_DOT_SIDE, power_of_two(range_of(c.loops[0].size, info.ranges).hi or 1)) * len(c.op.results) for c in node.children)
     around = [a for a in node.accesses if not a.is_store and {found.rows.dim, found.terms.dim} <= free_dims(a.offset)]
-    each = TERMS * ((depth + columns) * width + rows * sum(element_bytes(a.dtype) for a in around))
+    each = STEP_TERMS * ((depth + columns) * width + rows * sum(element_bytes(a.dtype) for a in around))
     return max(1, min(most, (gpu.shared - rows * depth * width) // each))

@@ -31,7 +31,7 @@ MAX_AVERAGE_COPIES, MIN_TRIPS_PER_ELEMENT = 1.5, 8
 """A producer is computed in its only reader where that needs each element fewer times than the one, on the average, or the loops of the
 reader go round the other times for each element that it makes or needs: then it costs little beside the rest."""
 MAX_REPEATED_OPS = 24
-"""A nest of more operations is not repeated in several readers."""
+"""A nest of more operations is not repeated in several readers, nor a value of more in the nest that keeps it."""
 MAX_BODY_OPS = 192
 """Ops that a body may grow to by inlining; beyond it a value is stored (very deep expressions stay compilable)."""
 MAX_COPIED_OPS = 512

@@ -22,12 +22,9 @@ from ....dialects.expr.ranges import RangeEnv, range_of
 from ....dialects.nd.pointwise import OPS, CastOp, PointwiseOp, SelectOp
 from ....dialects.nd.types import LOW_PRECISION, TensorType, tensor_type
 from ....dialects.support.float8 import f8e8m0fnu
-from ...cost.contraction_price import Weighing
+from ...cost.contraction_price import MAX_WEIGHED_ELEMENTS, Weighing
 from ...cost.library_cost import bytes_of, size
 from ..algebra.rewriter import Rewriter
-
-MAX_LENGTH = 256
-"""Elements of a row that is weighed, and terms of a score, at most: a program has all of them at once."""
 
 SHARED = "something else needs the scores or the weights"
 VIEWS = (nd.ReshapeOp, nd.PermuteOp)
@@ -87,8 +84,8 @@ def carried_scores(
     long = [tensor_type(weighed.result).dims[-1], *(tensor_type(op.lhs).dims[-1] for op in found)]
     if not found or any(op not in possible for op in found):
         return ""
-    if any((hi := range_of(n, symbols).hi) is None or hi > MAX_LENGTH for n in long):
-        return f"rows have more than {MAX_LENGTH} elements, or nobody knows how many"
+    if any((hi := range_of(n, symbols).hi) is None or hi > MAX_WEIGHED_ELEMENTS for n in long):
+        return f"rows have more than {MAX_WEIGHED_ELEMENTS} elements, or nobody knows how many"
     if tensor_type(weighed.result).dims[-2].value == 1 and not repeated(weighed.rhs):
         return "one row, of a head that shares its keys with no other"
     if not shared and not _all_end_in(weighed, found, of_rows):

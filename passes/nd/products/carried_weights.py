@@ -19,9 +19,9 @@ from ....dialects.expr import product
 from ....dialects.expr.ranges import RangeEnv, range_of
 from ....dialects.nd.pointwise import PointwiseOp
 from ....dialects.nd.types import tensor_type
-from ...cost.contraction_price import Weighing
+from ...cost.contraction_price import MAX_WEIGHED_ELEMENTS, Weighing
 from ...cost.library_cost import bytes_of, size
-from .carried_scores import COMPUTED, MAX_LENGTH, VIEWS, source
+from .carried_scores import COMPUTED, VIEWS, source
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _group(first: nd.MatmulOp, products: Collection[nd.MatmulOp], symbols: Range
     found = tuple(one for one in rows if one is not None)
     long = [tensor_type(op.lhs).dims[-1] for op in scores]
     long += [tensor_type(one.op.result).dims[one.lengths()[1]] for one in found]
-    if len(found) < len(rows) or any((hi := range_of(n, symbols).hi) is None or hi > MAX_LENGTH for n in long):
+    if len(found) < len(rows) or any((hi := range_of(n, symbols).hi) is None or hi > MAX_WEIGHED_ELEMENTS for n in long):
         return None
     return CarriedWeights(scores, found)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 from xdsl.dialects.builtin import Float32Type, bf16, f16, f32
 from xdsl.ir import Attribute, Operation, SSAValue
@@ -25,8 +26,12 @@ from ....dialects.support.float8 import UNIT_FLOAT8
 RESULTS: dict[str, Attribute] = {"bfloat16": bf16, "float16": f16, "float32": f32}
 """Types of results, as a call names them."""
 
-TENSORWISE, ROWWISE = 0, 1
-"""What torch.nn.functional.ScalingType has for these."""
+
+class Recipe(IntEnum):
+    """Codes of torch.nn.functional.ScalingType."""
+
+    TENSORWISE = 0
+    ROWWISE = 1
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,8 @@ def _arguments(op: nd.ExternOp) -> _Arguments | None:
     if not given or len(op.results) != 1 or {"effect", "mutates", "binds"} & op.properties.keys():
         return None
     if call.target == V2:
-        plain = all(given.get(f"recipe_{x}") in ((TENSORWISE,), (ROWWISE,)) and given.get(f"swizzle_{x}") in ((), (0,)) for x in "ab")
+        recipes = [(recipe,) for recipe in Recipe]
+        plain = all(given.get(f"recipe_{x}") in recipes and given.get(f"swizzle_{x}") in ((), (0,)) for x in "ab")
         if not plain or given.get("contraction_dim"):
             return None
         given |= {f"scale_{x}": given[f"scale_{x}"][0] for x in "ab"}

@@ -7,6 +7,7 @@ from xdsl.dialects import test
 from xdsl.dialects.builtin import f32
 
 from stepwell.passes.cost.held_numbers import RANDOM_REGISTERS, fits_registers, held_numbers
+from stepwell.passes.cost.machine.gpu import machine
 
 
 def held(*lines: tuple[str, str], sums: str = "s", draws: bool = False) -> int:
@@ -44,4 +45,5 @@ def test_random_numbers_are_made_for_all_elements_at_once():
 
 
 def test_registers():
-    assert fits_registers(128 * 256, 8, 1) and not fits_registers(128 * 256, 8, 2) and fits_registers(128 * 128, 8, 2)
+    gpu = machine("sm_90")
+    assert fits_registers(128 * 256, 8, 1, gpu) and not fits_registers(128 * 256, 8, 2, gpu) and fits_registers(128 * 128, 8, 2, gpu)

@@ -37,6 +37,7 @@ from .....dialects.nd.types import TensorType, element_bytes
 from ....analysis.call_order import needs_besides_values
 from ....analysis.known_layouts import argument_strides
 from ..groups import MAX_SIBLING_DISTANCE
+from ..price import MIN_PARALLEL_TRIPS
 from ..sharing.align import LoopEnvs, extractors
 
 MAX_ACCUMULATOR_BYTES = 64 * 1024
@@ -47,8 +48,6 @@ there would be too few parts for the threads."""
 SERIAL_BYTES = 65536
 """Data up to which one thread is as fast as several."""
 
-MIN_SHARED_ROWS = 8
-"""Rows below which too little is left to share among threads."""
 
 MIN_PROGRAM_ROWS = 1024
 """Rows from which on programs that take several of them each are enough for a GPU."""
@@ -394,7 +393,7 @@ class RowPlanner:
         rows = self.count(facts.sizes[k] for k in fusion.rows)
         largest = max((self.bytes(a.tensor) for a in (*facts.reads, *facts.writes)), default=0)
         across = any(self._contiguous_along(a, fusion.rows, 0) for a in (*facts.reads, *facts.writes))
-        if not fusion.outer and rows < MIN_SHARED_ROWS and (largest > SERIAL_BYTES or across):
+        if not fusion.outer and rows < MIN_PARALLEL_TRIPS and (largest > SERIAL_BYTES or across):
             return f"only {rows} rows would be left to run in parallel"
         columns = [p for p in fusion.parts if self._is_columns(fusion, p)]
         if self.columns_only:

@@ -41,7 +41,8 @@ from ....analysis.origins import title
 from ..rows.plan import MARKED
 
 MAX_LOCAL_BYTES = 128 * 1024
-"""Memory that the tiles of one nest may take: it lies on a thread's stack, and should stay in the second cache at worst."""
+"""Memory that the tiles, or the kept rows, of one nest may take: it lies on a thread's stack, and should stay in the second cache at
+worst."""
 
 TILE_TRIPS = (64, 32, 16, 8, 4)
 """Tiles that are tried, in iterations of the reader's loop."""
