@@ -7,6 +7,8 @@ number is not a multiple of 4), and the four words are laid out by shuffles. Oth
 
 from __future__ import annotations
 
+from enum import Enum
+
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
 from xdsl.dialects.builtin import i32, i64
@@ -19,11 +21,13 @@ from ..nest.random_numbers import normal, uniform
 from .memory import shuffle
 from .state import State
 
-Picks = tuple[int, int, int, int]
-"""For a number's place in its block, the word that is taken."""
-OWN: Picks = (0, 1, 2, 3)
-RADIUS: Picks = (0, 0, 2, 2)
-ANGLE: Picks = (1, 1, 3, 3)
+
+class Picks(Enum):
+    """For a number's place in its block, the word that is taken."""
+
+    OWN = (0, 1, 2, 3)
+    RADIUS = (0, 0, 2, 2)
+    ANGLE = (1, 1, 3, 3)
 
 
 def lower_random(s: State, op: Operation) -> None:
@@ -32,10 +36,10 @@ def lower_random(s: State, op: Operation) -> None:
     seed = s.get(op.seed)
     kind = op.kind.data
     if kind == "randn":
-        u, v = _words(s, op, seed, (RADIUS, ANGLE))
+        u, v = _words(s, op, seed, (Picks.RADIUS, Picks.ANGLE))
         s.values[op.result] = _normal(s, s.get(op.offset), u, v)
         return
-    (word,) = _words(s, op, seed, (OWN,))
+    (word,) = _words(s, op, seed, (Picks.OWN,))
     s.values[op.result] = s.b.cast("extui", word, i64) if kind == "randint" else uniform(s.b, word)
 
 
@@ -97,7 +101,7 @@ def _shared(s: State, first: SSAValue, seed: SSAValue, wanted: tuple[Picks, ...]
     iota = b.pure(cpu.IotaOp, (), vec(quarter, i64))
     words = _philox(s, seed, b.add(b.splat(start, quarter), iota))
     side_by_side = b.pure(cpu.ConcatOp, tuple(words), vec(width, i32))
-    return [shuffle(s, [picks[k % 4] * quarter + k // 4 for k in range(width)], side_by_side) for picks in wanted]
+    return [shuffle(s, [picks.value[k % 4] * quarter + k // 4 for k in range(width)], side_by_side) for picks in wanted]
 
 
 def _shifted(s: State, first: SSAValue, shift: SSAValue, seed: SSAValue, wanted: tuple[Picks, ...]) -> list[SSAValue]:
@@ -113,7 +117,7 @@ def _shifted(s: State, first: SSAValue, shift: SSAValue, seed: SSAValue, wanted:
     found: list[SSAValue] = []
     for picks in wanted:
         by_shift = [
-            shuffle(s, [picks[(k + n) % 4] * blocks + (k + n) // 4 for k in range(width)], side_by_side)
+            shuffle(s, [picks.value[(k + n) % 4] * blocks + (k + n) // 4 for k in range(width)], side_by_side)
             for n in (1, 2, 3)
         ]
         later = b.select(b.cmpi("eq", shift, b.int(2)), by_shift[1], by_shift[2])
@@ -133,7 +137,7 @@ def _each_its_own(s: State, k: SSAValue, seed: SSAValue, wanted: tuple[Picks, ..
         return b.cmpi("ne", masked, b.splat(b.int(0, i32), lanes))
 
     found: list[SSAValue] = []
-    for p in wanted:
+    for p in (picks.value for picks in wanted):
         upper = words[p[2]] if p[2] == p[3] else b.select(bit(0), words[p[3]], words[p[2]])
         lower = words[p[0]] if p[0] == p[1] else b.select(bit(0), words[p[1]], words[p[0]])
         found.append(b.select(bit(1), upper, lower))

@@ -38,8 +38,9 @@ them costs little."""
 MAX_COLUMN_BYTES = 512 * 1024
 """Stack that the columns of all parts may take. Where their number is known only when the kernel runs, and one copy does not fit, one
 thread combines values in the columns themselves."""
-MAX_CHAIN_ROWS = 512
-"""Rows that are added to a column of floats one after the other, where it may be more than..."""
+MAX_CASCADE_VALUES = 512
+"""Values that one accumulator of floats takes in a row before it is added to the total (a short cascade: the error of
+a sum grows with the length of the longest chain); so do columns of floats, where they may have more rows than..."""
 MAX_LONG_CHAIN_ROWS = 2048
 """...this many."""
 
@@ -247,10 +248,10 @@ class SharedLoop:
             ]
             state = [v for slot in slots for v in slot.start(s, s.width)]
             assert span.first is not None and span.last is not None
-            index, *carried = b.begin_for(span.first, span.last, b.int(MAX_CHAIN_ROWS), state)
+            index, *carried = b.begin_for(span.first, span.last, b.int(MAX_CASCADE_VALUES), state)
             for column, place in zip(self.columns, blocks, strict=True):
                 self._fill(column, place)
-            inside = Span(index, b.min(b.add(index, b.int(MAX_CHAIN_ROWS)), span.last), None)
+            inside = Span(index, b.min(b.add(index, b.int(MAX_CASCADE_VALUES)), span.last), None)
             found = self._with(blocks, run, inside)
             for column, block, place in zip(self.columns, blocks, copies, strict=True):
                 self._merge_column(column, block, place)

@@ -25,11 +25,9 @@ from ...dialects.tt.types import bits_of, element_of, shape_of, tensor
 from ..nest.builder import NO_OVERFLOW_FLAGS
 
 EARLY_REGISTERS = 16
-"""Registers of a thread that what was loaded early may take: with more, fewer programs run side by side."""
+"""Registers of a thread that what was loaded early, or for the next iteration, may take: with more, fewer programs run side by side."""
 INVARIANT_REGISTERS = 32
 """Registers of a thread that what a loop needs in every iteration may take."""
-AHEAD_REGISTERS = 16
-"""Registers of a thread that what is loaded for the next iteration may take."""
 DIVISIONS = (arith.DivSIOp, arith.DivUIOp, arith.RemSIOp, arith.RemUIOp)
 MIN_COPIED_BITS = 32
 """Bits that an asynchronous copy to shared memory has at least."""
@@ -132,7 +130,7 @@ def load_ahead(entry: Block, constant: Container[SSAValue], threads: int) -> Non
         inside = list(loop.body.block.ops)
         if not any(isinstance(op, DotOp) for op in inside):
             continue
-        left = AHEAD_REGISTERS * 32 * threads
+        left = EARLY_REGISTERS * 32 * threads
         order = {op: k for k, op in enumerate(inside)}
         chosen: dict[LoadOp, set[Operation]] = {}
         for op in inside:

@@ -10,6 +10,7 @@ steps ahead, only where it sees matrices.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from xdsl.dialects import arith
@@ -39,11 +40,16 @@ from .state import Axis, State
 if TYPE_CHECKING:
     from .kernel import NestLowering
 
-LEFT, RIGHT = 0, 1
-"""The axes along which one factor varies, and the other."""
 ALL_TERMS = 1 << 30
 """More terms than any sum has."""
 ZERO_BITS = "mov.b32 $0, 0;"
+
+
+class FactorAxis(IntEnum):
+    """The axes along which one factor varies, and the other."""
+
+    LEFT = 0
+    RIGHT = 1
 
 
 def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[SSAValue]:
@@ -54,7 +60,7 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
     if not parts or any(list(f.along) not in (axes, axes[::-1]) for f in parts):
         raise UnsupportedNest("schedule: with dot the loops inside are sums of products, of one factor along each of the axes")
     block, trips = kernel.tile.inner, product(one.size for one in node.loops)
-    sides = [Factor(kernel, axis, block, node, lies_along(s.info, node, axes[axis][-1])) for axis in (LEFT, RIGHT)]
+    sides = [Factor(kernel, axis, block, node, lies_along(s.info, node, axes[axis][-1])) for axis in FactorAxis]
     for side in sides:
         side.unit_kinds = UNIT_FLOAT8 & {one.element for one in parts}
     choices = [one.choice for one in parts if one.choice is not None]
@@ -158,7 +164,7 @@ class Factor(State):
         narrow = b.to_shape(_float8(b, self.narrow(found, element), element) if codes else rounded(b, found, element), self.full)
         if mask is not None and value not in self.padded:
             narrow = b.select(mask, narrow, b.constant(0.0, element))
-        return narrow if (self.own == LEFT) == (self.axis == LEFT) else _transposed(b, narrow)
+        return narrow if (self.own == FactorAxis.LEFT) == (self.axis == FactorAxis.LEFT) else _transposed(b, narrow)
 
     def get(self, value: SSAValue) -> SSAValue:
         self._find(value)

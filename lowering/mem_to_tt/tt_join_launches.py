@@ -25,14 +25,13 @@ from ...dialects.host import LaunchOp
 from ...dialects.tt.structure import FuncOp, GetProgramIdOp, ReturnOp
 from ...passes.analysis.accesses.touched import Touched
 from ...passes.manager.pass_manager import Pass
+from ...passes.mem.mem_join_nests import MAX_OPEN_GROUPS
 from .builder import Builder
 
 MAX_ARGUMENTS = 400
 """Arguments of a joined kernel; a launch may have 4 KB of them."""
 MAX_KERNELS = 8
 """Different kernels that are joined."""
-MAX_OPEN_GROUPS = 4
-"""Groups that are looked at for each launch."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,10 @@ _LIBRARIES = {
 
 _ROWS, _LAST = "rows", "channels-last"
 _FORMATS = {_ROWS: torch.contiguous_format, _LAST: torch.channels_last}
-_CONVOLUTIONS = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1)}
+_CONVOLUTIONS = {
+    op: tuple(k for k, argument in enumerate(op._schema.arguments) if argument.name in ("grad_output", "input"))
+    for op in (aten.convolution.default, aten.convolution_backward.default)
+}
 """Operator -> the arguments that are images; its weight comes behind them."""
 
 _FOLLOWING = frozenset((

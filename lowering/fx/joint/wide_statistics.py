@@ -13,15 +13,12 @@ import torch
 from torch.fx import GraphModule, Node
 
 aten = torch.ops.aten
-_PARAMETERS: dict[Any, slice] = {
-    aten._native_batch_norm_legit_functional.default: slice(1, 5),
-    aten._native_batch_norm_legit.no_stats: slice(1, 3),
-    aten.native_group_norm.default: slice(1, 3),
-    aten.native_layer_norm.default: slice(2, 4),
-}
-"""Where the arguments of a norm have its weight, bias and running statistics. Its results 1 and 2 are the saved statistics."""
-_TRAINING = {aten._native_batch_norm_legit_functional.default: 5, aten._native_batch_norm_legit.no_stats: 3}
-"""Where the arguments say whether statistics are those of the values; of other norms they always are."""
+_NORMS = (
+    aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit.no_stats, aten.native_group_norm.default,
+    aten.native_layer_norm.default,
+)  # fmt: skip
+"""Their results 1 and 2 are the saved statistics."""
+_PARAMETERS = ("weight", "bias", "running_mean", "running_var")
 _DETACHED = (aten.detach.default, aten.alias.default)
 _BACKWARD = (aten.native_batch_norm_backward.default, aten.native_group_norm_backward.default, aten.native_layer_norm_backward.default)
 
@@ -30,7 +27,7 @@ def widen_statistics(gm: GraphModule) -> int:
     """Correct what a graph with forward and backward says of saved statistics; gives how many norms it was wrong about.
 
     The results of one whose statistics anything but its backward reads stay as they are: the others were traced for the narrow type."""
-    return sum(_widen(node) for node in gm.graph.nodes if node.target in _PARAMETERS)
+    return sum(_widen(node) for node in gm.graph.nodes if node.target in _NORMS)
 
 
 def has_backward(gm: GraphModule) -> bool:
@@ -64,12 +61,12 @@ def _saved(node: Node) -> dict[Node, None]:
 def _wide_type(node: Node) -> torch.dtype | None:
     """The type of the parameters (weight, bias, running mean and variance) if it is another than that of the saved statistics."""
     x = _value(node.args[0])
-    training = _TRAINING.get(node.target)  # pyright: ignore[reportArgumentType]
-    if training is not None and node.args[training] is not True:
+    given = dict(zip((a.name for a in node.target._schema.arguments), node.args, strict=False))  # pyright: ignore
+    if given.get("training", True) is not True:
         return None
     if x is None or x.device.type != "cpu" or not isinstance(node.meta.get("val"), (tuple, list)):
         return None
-    types = {p.dtype for p in map(_value, node.args[_PARAMETERS[node.target]]) if p is not None}
+    types = {p.dtype for p in map(_value, (given.get(name) for name in _PARAMETERS)) if p is not None}
     narrow = node.meta["val"][1].dtype
     return types.pop() if len(types) == 1 and narrow == x.dtype and narrow not in types else None
 

@@ -15,6 +15,7 @@ from xdsl.ir import Attribute, SSAValue
 from ....dialects.expr import Expr, free_syms, strides_contiguous
 from ....dialects.expr.syntax import ExprAttr
 from ....dialects.nd.types import LayoutAttr, RangeAttr, TensorType
+from ....passes.analysis.symbols import DEFAULT_SIZE
 from ...outputs import Output
 from ...sympy_bridge import hints_of, ranges_of
 from .aliases import root, tracked_base
@@ -28,7 +29,6 @@ FOLDED = "stepwell.folded"
 """Key in `node.meta` of placeholders that nothing reads because they were made constants: the function is not given them."""
 
 _INDEX = IndexType()
-_LOWEST = -(2**62)  # of a Python number that no guard bounds
 
 
 # ---- arguments
@@ -285,13 +285,14 @@ def symbol_ranges(exprs: set[Expr], shape_env: Any) -> dict[str, Attribute]:
     if not names:
         return {}
     if shape_env is None:
-        return {str(s): RangeAttr.get(0, None, 64) for s in names}
+        return {str(s): RangeAttr.get(0, None, DEFAULT_SIZE) for s in names}
     ranges, hints = ranges_of(shape_env, names), hints_of(shape_env, names)
     table: dict[str, Attribute] = {}
     for s in names:
         found = ranges.get(s)
-        low = 0 if found is None else found.lo if found.lo is not None else _LOWEST
+        low = 0 if found is None else found.lo if found.lo is not None else -(2**62)  # a Python number that no guard bounds
         high = found.hi if found is not None else None
         hint = hints.get(s)
-        table[str(s)] = RangeAttr.get(low, high, hint if hint is not None else max(low, 64 if high is None else min(64, high)))
+        usual = DEFAULT_SIZE if high is None else min(DEFAULT_SIZE, high)
+        table[str(s)] = RangeAttr.get(low, high, hint if hint is not None else max(low, usual))
     return table

@@ -28,7 +28,7 @@ Operand = Any
 """A tensor value, or a number (int, float, bool or size expression)."""
 
 UNIT = UnitAttr()
-_UNSIGNED: dict[Attribute, int] = {ui8: 8, ui16: 16, ui32: 32, ui64: 64}
+_UNSIGNED = (ui8, ui16, ui32, ui64)
 _PREDICATES = {name: StringAttr(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 _STRINGS: dict[str, StringAttr] = dict(_PREDICATES)
 
@@ -60,8 +60,8 @@ def highest(dtype: Attribute) -> float | int:
         return float("inf")
     if dtype == i1:
         return 1
-    bits = _UNSIGNED.get(dtype)
-    return (1 << bits) - 1 if bits else (1 << (dtype.width.data - 1)) - 1  # pyright: ignore[reportAttributeAccessIssue]
+    bits = dtype.width.data  # pyright: ignore[reportAttributeAccessIssue]
+    return (1 << (bits if dtype in _UNSIGNED else bits - 1)) - 1
 
 
 def number_attr(value: bool | int | float, dtype: Attribute) -> Attribute:

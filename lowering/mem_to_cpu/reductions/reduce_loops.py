@@ -13,14 +13,10 @@ from ....dialects.expr import as_expr, product
 from ....dialects.nd.types import is_float
 from ....passes.analysis.nest_access import Loop, Node
 from ..loops import NEVER_UNROLL, Span, run_segments, segments, sequential, whole
-from ..shared_loops import FlatRows, Share, SharedLoop, columns_of, row_elements
+from ..shared_loops import MAX_CASCADE_VALUES, FlatRows, Share, SharedLoop, columns_of, row_elements
 from ..state import State, scalar_type
 from . import reductions as red
 from .two_passes import TwoPassReduction
-
-MAX_CASCADE_VALUES = 512
-"""Values that one accumulator of floats takes in a row before it is added to the total (a short cascade: the error of
-a sum grows with the length of the longest chain)."""
 
 MIN_SHARED_REDUCTION_TRIPS = 128
 """Iterations of a reduction without loops inside from which on threads share it."""

@@ -21,12 +21,11 @@ from ....passes.analysis.dependences import memory_of
 from ....passes.analysis.nest_access import Loop, Node
 from ....passes.analysis.op_costs import has_effect, op_cost
 from ....passes.cost.nest_cost import LANE_COUNTS
+from ....passes.loop.fusion.windows.plan import MAX_LOCAL_BYTES
 from ..loops import straight
 from ..memory import address
 from ..state import State
 
-MAX_CACHED_ROW_BYTES = 128 * 1024
-"""The most that all cached rows of a nest take."""
 MIN_KEPT_COST = 6.0
 """Cost of a value (in vector operations) from which on it is kept."""
 MAX_STRAIGHT_OPS = 50.0
@@ -138,7 +137,7 @@ class RowCache:
 
     def _allot(self, dtype: Attribute, elements: int) -> bool:
         size = elements * element_bytes(dtype)
-        if self._bytes + size > MAX_CACHED_ROW_BYTES:
+        if self._bytes + size > MAX_LOCAL_BYTES:
             return False
         self._bytes += size
         return True

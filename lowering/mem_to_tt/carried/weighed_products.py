@@ -34,7 +34,7 @@ from ....passes.gpu.tiles.weighed_products import WeighedProduct, weighed_produc
 from ...nest.builder import NO_FLAGS
 from ..functions.exponentials import factored
 from ..joined_axes import reduce_axis
-from ..products import LEFT, RIGHT, Factor, lies_along, no_sum, rounded
+from ..products import Factor, FactorAxis, lies_along, no_sum, rounded
 from ..reductions import Accumulator, above, summand
 from .term_bounds import bounds_of, in_parts
 
@@ -51,8 +51,8 @@ def lower_weighed(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
         raise UnsupportedNest("schedule: with dot weights are computed from products along the first axis, of rows along the second one")
     block, trips = kernel.tile.inner, product(one.size for one in node.loops)
     scores = Scores(kernel, block, node, found)
-    values = Factor(kernel, RIGHT, block, node, lies_along(s.info, node, found.columns))
-    rows, nothing = s.along(LEFT), no_sum(s, trips.value is not None and not bounds_of(s, node))
+    values = Factor(kernel, FactorAxis.RIGHT, block, node, lies_along(s.info, node, found.columns))
+    rows, nothing = s.along(FactorAxis.LEFT), no_sum(s, trips.value is not None and not bounds_of(s, node))
 
     def add(at: SSAValue, state: Sequence[SSAValue], known: Sequence[Guard] | None) -> list[SSAValue]:
         """The products of a block, if the score is the weight."""
@@ -151,7 +151,7 @@ class Scores(Factor):
     """The tile of the scores: rows of the result by terms that are weighed."""
 
     def __init__(self, kernel: NestLowering, terms: int, node: Node, found: WeighedProduct):
-        super().__init__(kernel, LEFT, terms, node, False)
+        super().__init__(kernel, FactorAxis.LEFT, terms, node, False)
         self.absolute = True
         self.loops: tuple[Loop, Loop] = (found.rows, found.terms)
         self.instead: dict[SSAValue, SSAValue] = {}
@@ -159,7 +159,7 @@ class Scores(Factor):
         self._rows: dict[tuple[loop.ReduceOp, int], SSAValue] = {}
         for child in node.children:  # what the blocks of terms share stands before the loop over them
             assert isinstance(child.op, loop.ReduceOp)
-            side = self._side(LEFT, child)
+            side = self._side(FactorAxis.LEFT, child)
             for k, one in enumerate(factors(self.info, child, self.loops)):
                 self._rows[child.op, k] = side.matrix(one.along[found.rows,], one.element)
 
@@ -206,9 +206,9 @@ class Scores(Factor):
 
     def _multiply(self, op: loop.ReduceOp, node: Node) -> None:
         """The products that a loop inside adds up, all terms of them at once."""
-        b, side = self.b, self._side(RIGHT, node)
+        b, side = self.b, self._side(FactorAxis.RIGHT, node)
         for k, (result, one) in enumerate(zip(op.results, factors(self.info, node, self.loops), strict=True)):
-            right = side.matrix(one.along[self.loops[RIGHT],], one.element)
+            right = side.matrix(one.along[self.loops[FactorAxis.RIGHT],], one.element)
             zero = b.constant(0.0, f32, self.full)
             self.values[result] = b.place(DotOp.make(self._rows[op, k], right, zero)).results[0]
 
