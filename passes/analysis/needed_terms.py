@@ -22,7 +22,7 @@ from xdsl.dialects.builtin import FloatAttr, IndexType, IntegerAttr, IntegerType
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import Dim, Expr, as_expr, floordiv, free_dims, maximum
+from ...dialects.expr import Dim, Expr, FloorDiv, Max, as_expr, floordiv, free_dims, maximum
 from ...dialects.expr.ranges import range_of
 from .accesses.varying import Varying, is_straight
 from .dependences import memory_of
@@ -62,6 +62,24 @@ def needed_terms(info: NestAccess, node: Node) -> list[Expr]:
         checked = _checked_terms(info, bound)  # of the others it is certain that their index is valid
         found = [e for e in found or [] if e in checked]
     return list(dict.fromkeys(found or []))
+
+
+def solved_for(e: Expr, d: Dim) -> tuple[int, Expr] | None:
+    """(sign, rest) where e >= 0 says sign * d + rest >= 0; None where it says something else."""
+    if isinstance(e, Max):
+        found = [solved_for(one, d) for one in e.args]
+        signs = {0 if one is None else one[0] for one in found}
+        return (signs.pop(), maximum(*(one[1] for one in found if one))) if signs in ({1}, {-1}) else None
+    terms = [(term, sign) for term, sign in e.terms if d in free_dims(term)]
+    if len(terms) != 1 or abs(terms[0][1]) != 1:
+        return None
+    (term, sign), rest = terms[0], e - terms[0][0] * terms[0][1]
+    if term is d:
+        return sign, rest
+    if not isinstance(term, FloorDiv) or (by := term.rhs.value) is None or by <= 0:
+        return None
+    # x // by <= rest: x <= by * rest + by - 1; x // by >= -rest: x >= -by * rest
+    return solved_for(term.lhs * sign + rest * by + (by - 1 if sign < 0 else 0), d)
 
 
 def _checked_terms(info: NestAccess, op: loop.BoundOp) -> list[Expr]:

@@ -12,10 +12,11 @@ from ....dialects.cpu.types import lanes_of
 from ....dialects.expr import as_expr, product
 from ....dialects.nd.types import is_float
 from ....passes.analysis.nest_access import Loop, Node
-from ..loops import NEVER_UNROLL, Span, run_segments, segments, sequential, whole
+from ..loops import NEVER_UNROLL, Span, run_segments, segments, sequential, straight, whole
 from ..shared_loops import MAX_CASCADE_VALUES, FlatRows, Share, SharedLoop, columns_of, row_elements
 from ..state import State, scalar_type
 from . import reductions as red
+from .term_bounds import needed_part
 from .two_passes import TwoPassReduction
 
 MIN_SHARED_REDUCTION_TRIPS = 128
@@ -110,7 +111,11 @@ class ReduceLowering:
         inner = product([one.size for one in order[1:]]).value
         size = MAX_CASCADE_VALUES * width if len(order) == 1 else max(1, MAX_CASCADE_VALUES * width // inner) if inner else 1
 
+        node = self.s.info.nodes[op]
+
         def run(span: Span) -> list[SSAValue]:
+            if span.count is None or not straight(-(-span.count // width), node.num_ops):
+                span = needed_part(self.s, node, span)
             adds = None if span.count is None or inner is None else span.count * inner
             if not sums or (adds is not None and adds <= MAX_CASCADE_VALUES * width):
                 return self._over(op, slots, order, chosen, span)

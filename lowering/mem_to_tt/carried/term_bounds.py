@@ -22,7 +22,7 @@ from ....dialects.expr import ZERO, Add, Dim, Expr, FloorDiv, Max, Min, as_expr,
 from ....dialects.expr.ranges import Range, range_of
 from ....dialects.nd.types import I32_MAX
 from ....dialects.tt.types import shape_of
-from ....passes.analysis.needed_terms import Guard, guards_of, needed_terms
+from ....passes.analysis.needed_terms import Guard, guards_of, needed_terms, solved_for
 from ....passes.analysis.nest_access import Loop, Node
 from ..body import lower_one
 from ..joined_axes import reduce_values
@@ -95,7 +95,7 @@ def _certain(s: State, node: Node) -> tuple[list[Guard], list[Expr], list[Expr]]
     low: list[Expr] = []
     high: list[Expr] = []
     for guard in guards_of(s.info, node) if len(node.loops) == 1 else []:
-        found = [_solved(s.fix(e), node.loops[0].dim) for e in guard.needed]
+        found = [solved_for(s.fix(e), node.loops[0].dim) for e in guard.needed]
         ends = [None if one is None else (one[0], _extreme(s, one[1], False)) for one in found]
         sure = [(sign, rest) for sign, rest in (end for end in ends if end is not None) if rest is not None]
         if guard.is_exact and len(sure) == len(found):
@@ -109,7 +109,7 @@ def bounds_of(s: State, node: Node) -> list[tuple[int, Expr]]:
     """What limits the only loop of a node, %j: (-1, rest) for a term that counts where %j <= rest, (1, rest) where -rest <= %j."""
     if len(node.loops) != 1:
         return []
-    found = [_solved(s.fix(e), node.loops[0].dim) for e in needed_terms(s.info, node)]
+    found = [solved_for(s.fix(e), node.loops[0].dim) for e in needed_terms(s.info, node)]
     most = range_of(node.loops[0].size, s.info.ranges).hi
     fits = s.index != i32 or (most is not None and most < MAX_LOADED_BOUND)
     return [one for one in found if one is not None and (fits or free_dims(one[1]).isdisjoint(s.info.opaque))]
@@ -132,24 +132,6 @@ def _rises(e: Expr, d: Dim) -> bool:
     if isinstance(e, Max | Min):
         return any(_rises(one, d) for one in e.args)
     return e is d or isinstance(e, FloorDiv) and (e.rhs.value or 0) > 0 and _rises(e.lhs, d)
-
-
-def _solved(e: Expr, d: Dim) -> tuple[int, Expr] | None:
-    """(sign, rest) where e >= 0 says sign * d + rest >= 0; None where it says something else."""
-    if isinstance(e, Max):
-        found = [_solved(one, d) for one in e.args]
-        signs = {0 if one is None else one[0] for one in found}
-        return (signs.pop(), maximum(*(one[1] for one in found if one))) if signs in ({1}, {-1}) else None
-    terms = [(term, sign) for term, sign in e.terms if d in free_dims(term)]
-    if len(terms) != 1 or abs(terms[0][1]) != 1:
-        return None
-    (term, sign), rest = terms[0], e - terms[0][0] * terms[0][1]
-    if term is d:
-        return sign, rest
-    if not isinstance(term, FloorDiv) or (by := term.rhs.value) is None or by <= 0:
-        return None
-    # x // by <= rest: x <= by * rest + by - 1; x // by >= -rest: x >= -by * rest
-    return _solved(term.lhs * sign + rest * by + (by - 1 if sign < 0 else 0), d)
 
 
 def _extreme(s: State, e: Expr, highest: bool) -> Expr | None:
