@@ -14,6 +14,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.nd.types import LOW_PRECISION, UNSIGNED, compute_type, float_widens, is_float
+from ...passes.analysis.constants import integer_of
 from ...passes.loop.transform.body import Body
 
 Emit = Callable[[Body, Attribute, list[SSAValue]], SSAValue]
@@ -132,6 +133,9 @@ def _shift(cls: type[Operation], beyond: Callable[[Body, SSAValue], SSAValue]) -
     def emit(b: Body, t: Attribute, x: list[SSAValue]) -> SSAValue:
         kind = x[0].type
         assert isinstance(kind, IntegerType)
+        known = integer_of(x[1])
+        if known is not None:
+            return b.emit(cls, x, kind) if 0 <= known < kind.width.data else beyond(b, x[0])
         ok = b.cmpi("ult", x[1], b.constant(kind.width.data, kind))
         amount = b.select(ok, x[1], b.constant(0, kind))
         return b.select(ok, b.emit(cls, (x[0], amount), kind), beyond(b, x[0]))
