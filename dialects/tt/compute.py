@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from xdsl.dialects.builtin import BoolAttr, IntegerAttr, StringAttr, i8
@@ -313,6 +314,17 @@ def four_to_8_bits(kind: str, signed_nan: bool) -> str:
         return f"{{ .reg .b16 a, b; {four} mov.b32 $0, {{a, b}}; }}"
     signs = "prmt.b32 s, $1, $2, 0x0073; prmt.b32 t, $3, $4, 0x0073; prmt.b32 s, s, t, 0x5410;"
     return f"{{ .reg .b16 a, b; .reg .b32 c, s, t; {four} mov.b32 c, {{a, b}}; {signs} lop3.b32 $0, c, s, 0x80808080, 0xf8; }}"
+
+
+BYTES_AS_FLOATS = re.compile(r"\{ \.reg \.b32 a; shr\.u32 a, \$2, (\d+); and\.b32 a, a, 0x(\w\w)\w{6}; prmt\.b32 \$0, a, 0x(\w\w)\w{6}, ")
+"""The beginning of what `bytes_as_floats` gives: shift, mask and high byte."""
+
+
+def bytes_as_floats(high: int, shift: int, mask: int) -> str:
+    """Assembly of NVIDIA's GPUs: four bytes, moved down by `shift` and masked, as the low halves of 16-bit numbers with `high` above."""
+    moved = f"shr.u32 a, $2, {shift}; and.b32 a, a, 0x{f'{mask:02x}' * 4};"
+    above = f"0x{f'{high:02x}' * 4}"
+    return f"{{ .reg .b32 a; {moved} prmt.b32 $0, a, {above}, 0x5140; prmt.b32 $1, a, {above}, 0x7362; }}"
 
 
 @irdl_op_definition

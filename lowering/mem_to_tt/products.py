@@ -35,6 +35,8 @@ from .body import lower_one
 from .builder import Builder
 from .carried.term_bounds import in_parts
 from .descriptors import load_block
+from .functions.bit_fields import bit_field, raised
+from .program.scaled_terms import BlockSums, scaled_product, with_offsets
 from .state import Axis, State
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
 
     def step(at: SSAValue, state: Sequence[SSAValue], known: Sequence[Guard] | None = None) -> list[SSAValue]:
         certain = {guard.choice for guard in known or ()}
-        sums: list[SSAValue] = []
+        sums: list[BlockSums] = []
         for side in sides:
             side.enter(at, trips, known is not None)
         for one, total in zip(parts, state, strict=True):
@@ -76,10 +78,15 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
                 for side in sides:
                     side.enter(at, trips)
                     side.leave_out(one.choice.cond)
-            left, right = (side.matrix(one.along[axes[side.axis]], one.element) for side in sides)
+            values = [one.along[axis] for axis in axes]
+            scaled = scaled_product(b, sides, values, one.element, total) if one.choice is None and one.sums == loop.CONTRACTED else None
+            if scaled is not None:
+                sums.append(scaled)
+                continue
+            left, right = (side.matrix(value, one.element) for side, value in zip(sides, values, strict=True))
             imprecise = block if one.sums == loop.PARTLY_ROUNDED_SUMS else ALL_TERMS if one.sums == loop.ROUNDED_SUMS else 0
-            sums.append(b.place(DotOp.make(left, right, total, imprecise=imprecise)).results[0])
-        return sums
+            sums.append(BlockSums(b.place(DotOp.make(left, right, total, imprecise=imprecise)).results[0]))
+        return with_offsets(s, sums)
 
     if trips.value is not None and trips.value <= block:
         return step(b.int(0, s.index), start)
@@ -164,7 +171,26 @@ class Factor(State):
         narrow = b.to_shape(_float8(b, self.narrow(found, element), element) if codes else rounded(b, found, element), self.full)
         if mask is not None and value not in self.padded:
             narrow = b.select(mask, narrow, b.constant(0.0, element))
-        return narrow if (self.own == FactorAxis.LEFT) == (self.axis == FactorAxis.LEFT) else _transposed(b, narrow)
+        return self._oriented(narrow)
+
+    def _oriented(self, matrix: SSAValue) -> SSAValue:
+        """A matrix of this tile as the product takes it."""
+        return matrix if self.own == self.axis else _transposed(self.b, matrix)
+
+    def raised(self, value: SSAValue, element: Attribute) -> tuple[SSAValue, float] | None:
+        """A factor as a matrix that is more than it by a number, behind the end of the sum too, and that number; None where that saves
+        nothing."""
+        found = self.get(value)
+        while isinstance(op := found.owner, arith.ExtFOp | arith.TruncFOp):
+            found = op.operands[0]
+        if not self.gpu.takes_ptx or not isinstance(op, tt_arith.UIToFPOp) or shape_of(found.type) != self.full:
+            return None
+        made = raised(self.b, op.operands[0], element)
+        return None if made is None else (self._oriented(made[0]), made[1])
+
+    def in_product(self, value: SSAValue) -> SSAValue:
+        """A value of this tile that is the same for all terms of a block, in the product's tile."""
+        return value if shape_of(value.type) is None or self.own == self.axis else _transposed(self.b, value)
 
     def get(self, value: SSAValue) -> SSAValue:
         self._find(value)
@@ -251,7 +277,8 @@ def rounded(b: Builder, value: SSAValue, element: Attribute) -> SSAValue:
 
 def _from_integer(b: Builder, source: SSAValue, element: Attribute, signed: bool) -> SSAValue:
     """A short integer as a float. Triton has instructions for four signed bytes at once: one without a sign is 128 more than that with
-    its first bit inverted."""
+    its first bit inverted, or, where its first bit is 0, the same."""
+    signed = signed or (element_of(source.type) == i8 and bit_field(source).has_no_sign)
     if signed or element_of(source.type) != i8:
         return b.cast(tt_arith.SIToFPOp if signed else tt_arith.UIToFPOp, source, element)
     near = b.cast(tt_arith.SIToFPOp, b.elementwise(arith.XOrIOp, (source, b.constant(-128, i8))), element)

@@ -17,7 +17,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Operation, SSAValue
 
 from ....dialects.tt.base import integers, number
-from ....dialects.tt.compute import GRID_WAIT, TWO_AS_THEY_ARE, ZERO_BITS, four_to_8_bits
+from ....dialects.tt.compute import BYTES_AS_FLOATS, GRID_WAIT, TWO_AS_THEY_ARE, ZERO_BITS, four_to_8_bits
 from ....dialects.tt.types import NAN, RMW, ROUNDING, SCALED_TYPE, element_of, loaded
 from . import blocks as interpret_tt_blocks
 from .run import RULES, KernelError, Runner, shape_or_scalar
@@ -386,6 +386,10 @@ def _assembly(runner: Runner, op: Any) -> list[torch.Tensor]:
     if op.asm_string.data == ZERO_BITS:
         kind = op.results[0].type
         return [torch.zeros(shape_or_scalar(kind), dtype=dtype_of(element_of(kind)))]
+    if (found := BYTES_AS_FLOATS.match(op.asm_string.data)) is not None:
+        shift, mask, high = (int(n, base) for n, base in zip(found.groups(), (10, 16, 16), strict=True))
+        bits = high << 8 | (runner.operands(op)[0].int() & 0xFF) >> shift & mask
+        return [bits.to(torch.int16).view(dtype_of(element_of(op.results[0].type)))]
     function = runner.functions.get(op.asm_string.data) or _CASTS.get(op.asm_string.data)
     if function is None:
         raise KernelError(f"assembly cannot be interpreted: {op.asm_string.data!r}")
