@@ -1,0 +1,98 @@
+"""Softmaxes that a program writes as exponentials and their sum: one operator, with eager's values and gradients."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from stepwell.lowering.fx.pre_grad.softmaxes import name_softmaxes
+
+
+def methods(x):
+    p = (x - x.amax(-1, keepdim=True)).exp()
+    return p / p.sum(-1, keepdim=True)
+
+
+def functions(x):
+    p = torch.exp(torch.sub(x, torch.max(x, dim=1, keepdim=True)[0]))
+    return torch.div(p, torch.sum(p, dim=1, keepdim=True))
+
+
+def detached(x):
+    p = torch.exp(x - x.max(dim=-1, keepdim=True).values.detach())
+    return p / p.sum(dim=(-1,), keepdim=True)
+
+
+def another_dimension(x):
+    p = (x - x.amax(0, keepdim=True)).exp()
+    return p / p.sum(-1, keepdim=True)
+
+
+def not_kept(x):
+    p = (x - x.amax(-1, keepdim=True)).exp()
+    return p / p.sum(-1)
+
+
+def needed(x):
+    p = (x - x.amax(-1, keepdim=True)).exp()
+    return p / p.sum(-1, keepdim=True) + p
+
+
+def of_another(x):
+    p = (x * 2 - x.amax(-1, keepdim=True)).exp()
+    return p / p.sum(-1, keepdim=True)
+
+
+def written(x):
+    x = x * 2
+    top = x.amax(-1, keepdim=True)
+    x.add_(1)
+    p = (x - top).exp()
+    return p / p.sum(-1, keepdim=True)
+
+
+def wide_sum(x):
+    p = (x - x.amax(-1, keepdim=True)).exp()
+    return p / p.sum(-1, keepdim=True, dtype=torch.float64)
+
+
+FOUND, OTHERS = [methods, functions, detached], [another_dimension, not_kept, needed, of_another, written, wide_sum]
+
+
+def numbers():
+    x = torch.randn(6, 6, generator=torch.Generator().manual_seed(1)) * 3
+    x[1] = -math.inf
+    x[2, 3] = math.nan
+    x[3, :2] = math.inf
+    return x
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("function", [*FOUND, *OTHERS])
+def test_what_is_a_softmax(function, trains):
+    torch._dynamo.reset()
+    x, graphs = numbers(), []
+    torch.compile(function, backend=lambda gm, _: graphs.append(gm) or gm.forward)(x.clone().requires_grad_(trains))
+    (gm,) = graphs
+    found = function in FOUND and trains
+    assert name_softmaxes(gm) == found
+    assert ("softmax" in gm.code) == found
+    (got,) = gm(x.clone())
+    torch.testing.assert_close(got, function(x.clone()), equal_nan=True)
+
+
+@pytest.mark.parametrize("function", FOUND)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled(function, dtype):
+    torch._dynamo.reset()
+    x = (numbers().nan_to_num(0, 2, -2) * torch.ones(6, 6)).to(dtype).requires_grad_()
+    got = torch.compile(function, backend="stepwell", options={"cache": "off"})(x)
+    exact = x.detach().double().requires_grad_()
+    want = function(exact)
+    close = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(got.double(), want, rtol=close, atol=close)
+    weights = torch.arange(36.0, dtype=torch.float64).view(6, 6) / 10
+    (gradient,), (exact_gradient,) = (torch.autograd.grad((y * weights).sum(), z) for y, z in ((got, x), (want, exact)))
+    torch.testing.assert_close(gradient.double(), exact_gradient, rtol=close, atol=10 * close)
