@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,6 +50,7 @@ def is_polynomial(value: ast.expr) -> bool:
     return all(isinstance(ast.literal_eval(one), float) for one in value.elts) or all(map(is_polynomial, value.elts))
 
 
+@cache
 def planning() -> list[tuple[str, str]]:
     """File and name of each constant with a number in planning code."""
     found: list[tuple[str, str]] = []

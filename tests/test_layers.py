@@ -57,7 +57,7 @@ def test_imports_run_one_way(layer):
 
 def test_nothing_imports_inductor():
     wrong = []
-    for file in FILES:
+    for file in (f for f in FILES if b"_inductor" in f.read_bytes()):
         for node in ast.walk(ast.parse(file.read_bytes())):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = imported(file, node)

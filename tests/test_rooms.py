@@ -145,7 +145,9 @@ def test_a_room_holds_what_a_reader_can_look_through():
 def test_classes_are_short():
     found: list[str] = []
     for file in (f for floor in ARROWS for f in (ROOT / floor).rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_bytes())):
+        if len((text := file.read_bytes()).splitlines()) <= MAX_CLASS_LINES:
+            continue
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ClassDef) and (node.end_lineno or 0) - node.lineno > MAX_CLASS_LINES:
                 found.append(f"{file.relative_to(ROOT)}: {node.name}")
     assert not found, f"a class has at most {MAX_CLASS_LINES} lines; part it by what its methods share: {found}"
