@@ -24,11 +24,10 @@ STEERING = {
     "_FunctionMissing": "a kernel is built again with the whole device library",
     "_NoMatch": "a word of a pipeline's text is no value of this type",
     "_NoShim": "an operator is called through Python",
-    "_Refused": "scores are not kept on chip, with a remark",
     "_Stopped": "the thread of a program ends",
     "LeftToAten": "a graph runs by ATen, which has been said",
     "NotLaunchable": "Triton launches a user's kernel itself",
-    "Refused": "a transform leaves a nest alone, with a remark or the error of its pass",
+    "Refused": "a transform leaves a nest alone, or what it stores in memory, with a remark or the error of its pass",
     "Skipped": "a random program is not judged",
     "Uncovered": "a rule leaves its call to ATen",
 }

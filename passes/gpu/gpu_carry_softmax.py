@@ -34,10 +34,11 @@ from ..analysis.symbols import symbol_facts
 from ..cost.contraction_price import MAX_WEIGHED_ELEMENTS
 from ..cost.machine import Gpu, machine_of
 from ..loop.transform.loop_rewrite import INDEX, clone_into, index_op
+from ..loop.transform.nest_transform import Refused
 from ..manager.pass_manager import Pass
 from .carried.product_weights import carry_weights, stored_weights
 from .carried.softmax_weights import SoftmaxWeights, final_store, same_row, softmax_weights, yielded
-from .carried.term_writer import Refused, TermWriter, needed, product_of
+from .carried.term_writer import TermWriter, needed, product_of
 from .gpu_online_softmax import computed_alike
 from .tiles.weighed_products import weighed_product
 

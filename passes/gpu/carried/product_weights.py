@@ -16,9 +16,10 @@ from xdsl.ir import Operation, SSAValue
 from ....dialects import loop
 from ....dialects.expr.ranges import RangeEnv
 from ...analysis.nest_access import NestAccess
+from ...loop.transform.nest_transform import Refused
 from ..tiles.weighed_products import weighed_product
 from .softmax_weights import final_store
-from .term_writer import Refused, TermWriter, needed, product_of
+from .term_writer import TermWriter, needed, product_of
 
 
 def stored_weights(nest: loop.NestOp) -> list[loop.NestOp]:

@@ -15,10 +15,6 @@ from ...loop.transform.loop_rewrite import Place, clone_into, drop_index, index_
 from .softmax_weights import final_store
 
 
-class Refused(Exception):
-    """The reason why something stays in memory."""
-
-
 def needed(value: SSAValue, blocks: tuple[Block, ...]) -> list[Operation]:
     """The ops of these blocks that a value is computed by, in their order."""
     found: set[Operation] = set()
