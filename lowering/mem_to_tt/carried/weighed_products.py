@@ -32,7 +32,7 @@ from ....passes.gpu.tiles.product_nests import factors
 from ....passes.gpu.tiles.tile import MIN_DOT_SIDE, power_of_two
 from ....passes.gpu.tiles.weighed_products import WeighedProduct, weighed_product
 from ...nest.builder import NO_FLAGS
-from ..functions.exponentials import factored
+from ..functions.exponentials import factored, power_of_difference
 from ..joined_axes import reduce_axis
 from ..products import Factor, FactorAxis, lies_along, no_sum, rounded
 from ..reductions import Accumulator, above, summand
@@ -62,7 +62,7 @@ def lower_weighed(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
         weights = scores.weights(found.score, found.element)
         return [b.place(DotOp.make(weights, values.matrix(found.value, found.element), state[0])).results[0]]
 
-    if op.kind_names == ["sum"]:
+    if not found.is_softmax:
         return in_parts(kernel, node, trips, block, [nothing], add)
     start = [b.constant(-math.inf, f32, rows), b.constant(0.0, f32, rows), nothing]
     scaled = _as_power(s, node, found.score)
@@ -152,7 +152,7 @@ class Scores(Factor):
 
     def __init__(self, kernel: NestLowering, terms: int, node: Node, found: WeighedProduct):
         super().__init__(kernel, FactorAxis.LEFT, terms, node, False)
-        self.absolute = True
+        self.absolute = found.is_softmax
         self.loops: tuple[Loop, Loop] = (found.rows, found.terms)
         self.instead: dict[SSAValue, SSAValue] = {}
         """Values in place of which another one is taken."""
@@ -202,6 +202,10 @@ class Scores(Factor):
             self.values[value] = self.get(self.instead[value])
         if isinstance(op := value.owner, loop.ReduceOp) and value not in self.values and op in self.info.nodes:
             self._multiply(op, self.info.nodes[op])
+        elif isinstance(op, mlir_math.ExpOp) and value not in self.values and not self.absolute:
+            # of weights of 16 bits nothing counts below 2**-126
+            if (found := power_of_difference(self, op)) is not None:
+                self.values[value] = found
         super()._find(value)
 
     def _multiply(self, op: loop.ReduceOp, node: Node) -> None:

@@ -72,23 +72,70 @@ def _one_more_erf(s: State, x: SSAValue, scale: float, factor: float) -> SSAValu
     return b.select(negative, rest, other)
 
 
-def _one_more_tanh(s: State, x: SSAValue, scale: float, factor: float) -> SSAValue:
-    """factor * (1 + tanh(scale * x))."""
+def _one_more_tanh(s: State, x: SSAValue, scale: float, factor: float, fast: bool = False) -> SSAValue:
+    """factor * (1 + tanh(scale * x)). fast: by the quotient of fewer instructions."""
     b = s.b
     power = power_of_e(s, x, -2.0 * scale)
     whole = b.elementwise(arith.AddfOp, (power, b.constant(1.0, f32)), NO_FLAGS)
     numerator, whole = b.together(b.constant(2.0 * factor, f32), whole)
-    if s.absolute and s.gpu.takes_ptx:
+    if fast and s.gpu.takes_ptx:
         return b.place(ExternElementwiseOp.make(FAST_QUOTIENT, (numerator, whole), whole.type)).results[0]
     return b.elementwise(arith.DivfOp, (numerator, whole), NO_FLAGS)
 
 
 def tanh_as_quotient(s: State, op: Operation) -> SSAValue | None:
     """math.tanh as a quotient, as exact as a number of 1; None where it has to be as exact near 0."""
-    if not s.absolute or s.exact or op.results[0].type != f32:
+    if not (s.absolute or _counts_by_size(op.results[0])) or s.exact or op.results[0].type != f32:
         return None
     b, (inside, scale) = s.b, factored(op.operands[0])
-    return b.elementwise(arith.SubfOp, (_one_more_tanh(s, s.get(inside), scale, 1.0), b.constant(1.0, f32)), NO_FLAGS)
+    return b.elementwise(arith.SubfOp, (_one_more_tanh(s, s.get(inside), scale, 1.0, fast=True), b.constant(1.0, f32)), NO_FLAGS)
+
+
+def _counts_by_size(value: SSAValue) -> bool:
+    """Whether a number of 1 or less, in magnitude, only is part of exponents, or its square of a sum with a number that is not tiny: its
+    error then counts by its size."""
+    uses = list(value.uses)
+    for use in uses:
+        op = use.operation
+        if isinstance(op, mlir_math.ExpOp):
+            continue
+        others = [v for v in op.operands if v is not value]
+        if isinstance(op, arith.AddfOp | arith.SubfOp) and others and _is_large(others[0]):
+            continue
+        passes = isinstance(op, arith.AddfOp | arith.SubfOp | arith.SelectOp | arith.NegfOp)
+        scales = isinstance(op, arith.MulfOp | arith.DivfOp) and all(constant_of(v) is not None for v in others)
+        if not (passes or scales) or not _counts_by_size(op.results[0]):
+            return False
+    return bool(uses)
+
+
+def power_of_difference(s: State, op: Operation) -> SSAValue | None:
+    """exp(c * x - y) as one power of two whose exponent is one fused multiplication, where y is of fewer elements than x; a power below
+    2**-126 is 0. Where a choice makes the first term -inf, the power is 0."""
+    outer = op.operands[0].owner
+    if s.exact or op.results[0].type != f32 or not isinstance(outer, arith.SubfOp):
+        return None
+    b, left = s.b, outer.lhs
+    choices: list[tuple[SSAValue, bool]] = []
+    while isinstance(choice := left.owner, arith.SelectOp):
+        known = s.known(choice.cond)
+        if known is None:
+            lowest = [constant_of(v) == -math.inf for v in (choice.lhs, choice.rhs)]
+            if lowest[0] == lowest[1]:
+                break
+            choices.append((choice.cond, lowest[1]))
+            known = lowest[1]
+        left = choice.lhs if known else choice.rhs
+    inside, scale = factored(left)
+    x, y = s.get(inside), s.get(outer.rhs)
+    if (shape_of(y.type) or ()) == (shape_of(x.type) or ()):
+        return None
+    below = b.elementwise(arith.MulfOp, (y, b.constant(-math.log2(math.e), f32)), NO_FLAGS)
+    exponent = b.elementwise(mlir_math.FmaOp, (*b.together(x, b.constant(scale * math.log2(math.e), f32), below),), NO_FLAGS)
+    for condition, holds in choices:
+        low = b.constant(-math.inf, f32)
+        exponent = b.select(*b.together(s.get(condition), *((exponent, low) if holds else (low, exponent))))
+    return b.elementwise(mlir_math.Exp2Op, (exponent,), NO_FLAGS)
 
 
 def _one_more(op: Operation) -> tuple[mlir_math.ErfOp | mlir_math.TanhOp | None, float]:

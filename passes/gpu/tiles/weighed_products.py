@@ -46,7 +46,8 @@ class WeighedProduct:
     terms: Loop
     element: Attribute
     score: SSAValue
-    """Whose softmax has the weights; or the weights themselves."""
+    is_softmax: bool
+    """Whether the softmax of the scores has the weights, which are the scores else."""
     value: SSAValue
 
 
@@ -73,7 +74,7 @@ def weighed_product(info: NestAccess) -> WeighedProduct | None:
     columns = [one for one in info.root.loops if one.dim in of_value and one.dim not in of_score]
     if not rows or len(columns) != 1 or terms.dim not in of_value:
         return None
-    found = WeighedProduct(rows[-1], columns[0], terms, min(types, key=str), score, value)
+    found = WeighedProduct(rows[-1], columns[0], terms, min(types, key=str), score, op.kind_names != ["sum"], value)
     short = all(_is_short(one, info) for one in (found.columns, *(c.loops[0] for c in node.children if c.loops)))
     return found if short and all(_is_score(info, child, found) for child in node.children) else None
 
@@ -121,10 +122,23 @@ def weighed_tile(info: NestAccess, gpu: Gpu) -> Tile | None:
 
 
 def _stages(info: NestAccess, found: WeighedProduct, rows: int, columns: int, most: int, gpu: Gpu) -> int:
-    """How many blocks of terms are under way: as many as shared memory has room for, with the factors of the rows, up to `most`."""
+    """How many blocks of terms are under way: as many as shared memory has room for, with the factors of the rows, up to `most`. Of weights
+    without a softmax two, if more left no room for a second program: nothing but that one works while a program waits for its products."""
     (node,) = info.root.children
     width = element_bytes(found.element)
-    depth = sum(max(MIN_DOT_SIDE, power_of_two(range_of(c.loops[0].size, info.ranges).hi or 1)) * len(c.op.results) for c in node.children)
-    around = [a for a in node.accesses if not a.is_store and {found.rows.dim, found.terms.dim} <= free_dims(a.offset)]
-    each = STEP_TERMS * ((depth + columns) * width + rows * sum(element_bytes(a.dtype) for a in around))
-    return max(1, min(most, (gpu.shared - rows * depth * width) // each))
+    lengths = {one.dim: max(MIN_DOT_SIDE, power_of_two(range_of(one.size, info.ranges).hi or 1)) for c in node.children for one in c.loops}
+    lengths[found.columns.dim] = columns
+    kept, streamed, around = dict[SSAValue, int](), dict[SSAValue, int](), dict[SSAValue, int]()
+    for access in node.all_accesses():
+        known = free_dims(access.offset)
+        length = max((n for d, n in lengths.items() if d in known), default=0)
+        if {found.rows.dim, found.terms.dim} <= known:
+            around[access.buffer] = rows * element_bytes(access.dtype)
+        elif found.terms.dim in known:
+            streamed[access.buffer] = max(length * width, streamed.get(access.buffer, 0))
+        elif found.rows.dim in known:
+            kept[access.buffer] = max(length * width, kept.get(access.buffer, 0))
+    resident, each = rows * sum(kept.values()), STEP_TERMS * (sum(streamed.values()) + sum(around.values()))
+    alone, beside = ((room - resident) // max(1, each) for room in (gpu.shared, gpu.shared // 2))
+    stages = max(1, min(most, alone))
+    return stages if found.is_softmax or beside >= stages else min(stages, max(beside, WIDE_STAGES))

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from stepwell.dialects import loop, nd
 from stepwell.dialects.tt.compute import DotOp
 from stepwell.dialects.tt.structure import FuncOp
+from stepwell.passes.analysis.schedule_attrs import schedule_table
 from stepwell.tools.interpret.loop import run_loop
 
-from .test_gpu_carry_softmax import lowered, numbers
+from .test_gpu_carry_softmax import BF16, lowered, numbers
 
 GENERATED = "nd-library-products{tiny=0 library=never}"
 
@@ -78,7 +79,7 @@ BACKWARD = {
 @pytest.mark.parametrize("name", BACKWARD)
 def test_the_gradients_of_attention_store_no_weights(name):
     mask, cap, (batch, heads, rows, depth), more = BACKWARD[name]
-    dtype, terms, shared = more.get("dtype", torch.bfloat16), more.get("terms", rows), more.get("heads", heads)
+    dtype, terms, shared = more.get("dtype", BF16), more.get("terms", rows), more.get("heads", heads)
     q, k = numbers(batch, heads, rows, depth, dtype=dtype), numbers(batch, shared, terms, depth, dtype=dtype)
     v = numbers(batch, shared, terms, more.get("width", depth), dtype=dtype)
     do = numbers(batch, heads, rows, v.shape[-1], dtype=dtype, scale=0.5)
@@ -128,7 +129,7 @@ def test_whatever_lies_between_goes_along(name):
 
 def test_what_a_kernel_does_not_need_it_does_not_compute():
     """The gradients of values need one product of scores, the others two; each result is one more."""
-    args = [torch.empty(2, 2, 512, 64, dtype=torch.bfloat16, device="meta") for _ in range(4)]
+    args = [torch.empty(2, 2, 512, 64, dtype=BF16, device="meta") for _ in range(4)]
     more = [torch.empty(2, 2, 512, device="meta"), args[0]]
     module, _ = lowered(backward(causal), *args, *more, stages=("nd", "loop"), products=GENERATED)
     inner = [op.kind_names for op in module.walk() if isinstance(op, loop.ReduceOp) and isinstance(op.parent_op(), loop.ReduceOp)]
@@ -137,12 +138,45 @@ def test_what_a_kernel_does_not_need_it_does_not_compute():
 
 def test_a_mask_bounds_both_directions():
     """Rows of queries end at the diagonal, those of keys begin there; whole blocks have a loop of their own, without a mask."""
-    args = [torch.empty(2, 16, 4096, 64, dtype=torch.bfloat16, device="meta") for _ in range(4)]
+    args = [torch.empty(2, 16, 4096, 64, dtype=BF16, device="meta") for _ in range(4)]
     module, _ = lowered(backward(causal), *args, torch.empty(2, 16, 4096, device="meta"), args[0], products=GENERATED)
     for kernel in [f for f in module.ops if isinstance(f, FuncOp) and any(isinstance(op, DotOp) for op in f.walk())]:
         whole, mixed = [op for op in kernel.walk() if op.name == "scf.for"]
         assert not [op for op in whole.walk() if op.name == "arith.cmpi"]
         assert [op for op in mixed.walk() if op.name == "arith.cmpi"]
+
+
+def test_a_weight_is_as_exact_as_the_program_says():
+    """A small tanh is no quotient less 1, which has nothing of it left; what is an exponent, or the square of one in 1 - x * x, may be."""
+    q, k = numbers(1, 1, 64, 16, scale=1e-4), numbers(1, 1, 64, 16, scale=1e-3)
+    args = [q, k, numbers(1, 1, 64, 16)]
+
+    def function(q, k, v):
+        return torch.tanh(products(q.float(), k.float())).to(v.dtype) @ v
+
+    module, _ = lowered(function, *args, products=GENERATED)
+    torch.testing.assert_close(run_loop(module, args, [], [])[0].float(), function(*args).float(), rtol=2e-2, atol=1e-9)
+    q = torch.empty(2, 8, 512, 64, dtype=BF16, device="meta")
+    module, _ = lowered(backward(None, 30.0), q, q, q, q, torch.empty(2, 8, 512, device="meta"), q, products=GENERATED)
+    assert "__nv_tanhf" not in str(module)
+
+
+def test_an_exponential_less_what_a_row_has_is_one_power_of_two():
+    """One fused multiplication makes its exponent."""
+    q = torch.empty(2, 16, 4096, 64, dtype=BF16, device="meta")
+    module, _ = lowered(backward(causal), q, q, q, q, torch.empty(2, 16, 4096, device="meta"), q, products=GENERATED)
+    loops = [op for op in module.walk() if op.name == "scf.for" and any(isinstance(o, DotOp) for o in op.walk())]
+    for names in ([o.name for o in op.walk()] for op in loops):
+        assert names.count("math.exp2") == names.count("math.fma") == 1 and "math.exp" not in names
+
+
+@pytest.mark.parametrize(("machine", "head", "want"), [("sm_90", 64, 3), ("sm_90", 128, 2), ("sm_80", 128, 2)])
+def test_a_second_program_has_room(machine, head, want):
+    q = torch.empty(2, 16, 4096, head, dtype=BF16, device="meta")
+    args = [q, q, q, q, torch.empty(2, 16, 4096, device="meta"), q]
+    module, _ = lowered(backward(causal), *args, stages=("nd", "loop", "mem"), products=GENERATED, machine=machine)
+    tiles = [schedule_table(op)["gpu"].data for op in module.walk() if isinstance(op, loop.NestOp)]
+    assert min(tile["stages"].value.data for tile in tiles if "dot" in tile) == want
 
 
 REFUSED = {
@@ -177,7 +211,7 @@ def test_lengths_may_be_symbols():
 
 def test_a_group_is_generated_by_its_price():
     """With the prices of all its products together, which each of them says."""
-    args = [torch.empty(2, 8, 2048, 128, dtype=torch.bfloat16, device="meta") for _ in range(4)]
+    args = [torch.empty(2, 8, 2048, 128, dtype=BF16, device="meta") for _ in range(4)]
     args += [torch.empty(2, 8, 2048, device="meta"), args[0]]
     module, remarks = lowered(backward(None, 30.0), *args, stages=("nd", "loop"), of="nd-library-products")
     assert len(remarks) == 5 and len({r.message.partition("(")[2] for r in remarks}) == 1
@@ -187,7 +221,7 @@ def test_a_group_is_generated_by_its_price():
 
 def test_wide_layers_stay_calls_of_the_library():
     """Of each of many rows of weights the layer behind would need all columns at once."""
-    args = [torch.empty(*shape, dtype=torch.bfloat16, device="meta") for shape in ((4096, 1024), (4096, 1024), (1024, 4096))]
+    args = [torch.empty(*shape, dtype=BF16, device="meta") for shape in ((4096, 1024), (4096, 1024), (1024, 4096))]
     _, remarks = lowered(lambda x, a, b: F.linear(F.relu(F.linear(x, a)), b), *args, stages=("nd", "loop"), of="nd-library-products")
     assert not [r for r in remarks if "weights stay on chip" in r.message]
 
@@ -200,7 +234,7 @@ def test_the_gradients_fit_registers(machine, shape, mask, cap):
     from stepwell.targets.triton.emit import kernel_modules
     from stepwell.targets.triton.gpu import gpu_target
 
-    args = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for _ in range(4)]
+    args = [torch.empty(shape, dtype=BF16, device="meta") for _ in range(4)]
     module, _ = lowered(backward(mask, cap), *args, torch.empty(shape[:3], device="meta"), args[0], machine=machine)
     for kernel in kernel_modules(module):
         built = compile_kernel(kernel, gpu_target(machine))
