@@ -14,6 +14,7 @@ are in memory is said by what it leaves out, and any target that knows nothing o
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 from xdsl.dialects import arith
@@ -147,14 +148,14 @@ def _is_known_before(info: NestAccess, value: SSAValue) -> bool:
     return True
 
 
-def _guards(info: NestAccess, value: SSAValue, neutral: float, above: frozenset[SSAValue] = frozenset()) -> list[Guard]:
+def _guards(info: NestAccess, value: SSAValue, neutral: float, above: frozenset[Hashable] = frozenset()) -> list[Guard]:
     """The choices between `neutral` and another value that a value is made of. `above`: values that are not -inf where it counts."""
     op = value.owner
     if isinstance(op, arith.ExtFOp | arith.TruncFOp) and neutral in (0.0, math.inf, -math.inf):
         return _guards(info, op.operands[0], neutral, above)  # rounding may make others neutral, too
     if isinstance(op, mlir_math.ExpOp) and neutral == 0.0:
         return _guards(info, op.operand, -math.inf, above)
-    if isinstance(op, arith.SubfOp) and neutral == -math.inf and op.rhs in above:
+    if isinstance(op, arith.SubfOp) and neutral == -math.inf and _same(info, op.rhs) in above:
         return _guards(info, op.lhs, neutral, above)
     if isinstance(op, arith.MulfOp) and neutral == 0.0:
         sides = op.operands, op.operands[::-1]
@@ -165,7 +166,7 @@ def _guards(info: NestAccess, value: SSAValue, neutral: float, above: frozenset[
         if _is(neutral_one, neutral):
             needed, exact = _of_condition(info, op.cond, holds)
             guard = Guard(value, other, op.cond, holds, tuple(needed), exact)
-            return [guard, *_guards(info, other, neutral, above | _not_lowest(op.cond, holds))]
+            return [guard, *_guards(info, other, neutral, above | _not_lowest(info, op.cond, holds))]
     return []
 
 
@@ -178,7 +179,16 @@ def _keeps_zero(info: NestAccess, op: arith.MulfOp, one: SSAValue, other: SSAVal
     return op.properties.get("fastmath") == loop.CONTRACTED and is_straight(info, other) and not is_straight(info, one)
 
 
-def _not_lowest(value: SSAValue, holds: bool) -> frozenset[SSAValue]:
+def _same(info: NestAccess, value: SSAValue) -> Hashable:
+    """What says that two values are one: the place that they are loaded from, of memory that the nest does not write."""
+    op = value.owner
+    if not isinstance(op, loop.LoadOp) or op.mask is not None or not _is_known_before(info, value):
+        return value
+    access = info.access[op]
+    return access.buffer, access.offset
+
+
+def _not_lowest(info: NestAccess, value: SSAValue, holds: bool) -> frozenset[Hashable]:
     """What is not -inf where a condition holds, or does not."""
     op = value.owner
     if not isinstance(op, arith.CmpfOp):
@@ -186,7 +196,7 @@ def _not_lowest(value: SSAValue, holds: bool) -> frozenset[SSAValue]:
     equal, different = (arith.CMPF_COMPARISON_OPERATIONS.index(name) for name in ("oeq", "une"))
     wanted = different if holds else equal
     sides = (op.operands, op.operands[::-1]) if op.predicate.value.data == wanted else ()
-    return frozenset(one for one, other in sides if _is(other, -math.inf))
+    return frozenset(_same(info, one) for one, other in sides if _is(other, -math.inf))
 
 
 def _is(value: SSAValue, number: float) -> bool:

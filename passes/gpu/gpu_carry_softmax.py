@@ -37,6 +37,7 @@ from ..loop.transform.loop_rewrite import INDEX, clone_into, index_op
 from ..loop.transform.nest_transform import Refused
 from ..manager.pass_manager import Pass
 from .carried.product_weights import carry_weights, stored_weights
+from .carried.row_numbers import compute_where_read
 from .carried.softmax_weights import SoftmaxWeights, final_store, same_row, softmax_weights, yielded
 from .carried.term_writer import TermWriter, needed, product_of
 from .gpu_online_softmax import computed_alike
@@ -89,6 +90,7 @@ def _rewrite(nest: loop.NestOp, found: SoftmaxWeights, symbols: RangeEnv, column
     leaving = [r for p in producers for r in p.results if any(not inside.intersection(_around(use.operation)) for use in r.uses)]
     if any((store := final_store(r)) is None or r.owner is not found.storing or store.parent is not found.storing.block for r in leaving):
         return "the weights or the scores are needed by others, too"
+    leaving = compute_where_read({r: [o for u in r.uses if not inside.intersection(_around(o := u.operation))] for r in leaving})
     made = _with_outs(nest, [found.storing.outs[list(found.storing.results).index(r)] for r in leaving])  # pyright: ignore[reportArgumentType]
     assert nest.parent is not None
     nest.parent.insert_op_before(made, nest)

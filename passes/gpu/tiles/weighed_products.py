@@ -141,4 +141,4 @@ def _stages(info: NestAccess, found: WeighedProduct, rows: int, columns: int, mo
     resident, each = rows * sum(kept.values()), STEP_TERMS * (sum(streamed.values()) + sum(around.values()))
     alone, beside = ((room - resident) // max(1, each) for room in (gpu.shared, gpu.shared // 2))
     stages = max(1, min(most, alone))
-    return stages if found.is_softmax or beside >= stages else min(stages, max(beside, WIDE_STAGES))
+    return stages if found.is_softmax or beside >= stages else min(stages, max(beside, WEIGHED_STAGES - 1))

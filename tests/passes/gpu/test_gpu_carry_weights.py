@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from stepwell.dialects import loop, nd
 from stepwell.dialects.tt.compute import DotOp
 from stepwell.dialects.tt.structure import FuncOp
+from stepwell.passes.analysis.needed_terms import needed_terms
+from stepwell.passes.analysis.nest_access import NestAccess
 from stepwell.passes.analysis.schedule_attrs import schedule_table
 from stepwell.tools.interpret.loop import run_loop
 
@@ -177,6 +179,26 @@ def test_a_second_program_has_room(machine, head, want):
     module, _ = lowered(backward(causal), *args, stages=("nd", "loop", "mem"), products=GENERATED, machine=machine)
     tiles = [schedule_table(op)["gpu"].data for op in module.walk() if isinstance(op, loop.NestOp)]
     assert min(tile["stages"].value.data for tile in tiles if "dot" in tile) == want
+
+
+def trained(q, k, v, do):
+    """Forward and backward in one graph."""
+    there = causal(torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2]))
+    x = torch.where(there, products(q.float(), k.float()) * 0.125, -math.inf)
+    o = torch.ops.aten._safe_softmax(x, -1).to(v.dtype) @ v
+    dead = torch.all(x == -math.inf, -1)
+    lse = torch.where(dead, -math.inf, torch.logsumexp(x, -1)) / math.log(2)
+    return o, *backward(causal)(q, k, v, o, lse, do)
+
+
+def test_forward_and_backward_in_one_graph_know_their_masks():
+    """Whether a row has any score is computed from its logarithm by each kernel: what is loaded as a condition bounds no terms."""
+    q = torch.empty(2, 16, 1024, 64, dtype=BF16, device="meta")
+    module, remarks = lowered(trained, q, q, q, q, stages=("nd", "loop"))
+    assert [r.kind for r in remarks] == ["applied"] * 2, [r.message for r in remarks]
+    infos = [NestAccess(op, {}) for op in module.walk() if isinstance(op, loop.NestOp)]
+    nodes = [(info, node) for info in infos for node in info.root.children if node.children]
+    assert len(nodes) == 4 and all(needed_terms(info, node) for info, node in nodes)
 
 
 REFUSED = {
