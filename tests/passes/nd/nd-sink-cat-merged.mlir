@@ -40,3 +40,21 @@ func.func @groups(%lo : !nd.tensor<8 x 32 x 1 x f32>, %hi : !nd.tensor<8 x 32 x 
   %y = nd.mul %g, %s : (!nd.tensor<8 x 4 x 16 x f32>, !nd.tensor<8 x 4 x 1 x f32>) -> !nd.tensor<8 x 4 x 16 x f32>
   func.return %y : !nd.tensor<8 x 4 x 16 x f32>
 }
+
+// Several operations may need the pieces, and elements of a table may be looked up by them: 4-bit floats.
+// CHECK-LABEL: func.func @decoded
+// CHECK: nd.index %table, %lo
+// CHECK: nd.index %table, %hi
+// CHECK: nd.add {{.*}} : !nd.tensor<8 x 32 x 1 x f32>
+// CHECK-NEXT: nd.add {{.*}} : !nd.tensor<8 x 32 x 1 x f32>
+// CHECK-NEXT: nd.cat {{.*}} -> !nd.tensor<8 x 32 x 2 x f32>
+// CHECK-NEXT: nd.reshape
+// CHECK-NEXT: func.return
+func.func @decoded(%lo : !nd.tensor<8 x 32 x 1 x i64>, %hi : !nd.tensor<8 x 32 x 1 x i64>, %table : !nd.tensor<16 x f32>) -> !nd.tensor<8 x 64 x f32> {
+  %c = nd.cat %lo, %hi {dim = [2]} : (!nd.tensor<8 x 32 x 1 x i64>, !nd.tensor<8 x 32 x 1 x i64>) -> !nd.tensor<8 x 32 x 2 x i64>
+  %r = nd.reshape %c : (!nd.tensor<8 x 32 x 2 x i64>) -> !nd.tensor<8 x 64 x i64>
+  %v = nd.index %table, %r {dims = [0]} : (!nd.tensor<16 x f32>, !nd.tensor<8 x 64 x i64>) -> !nd.tensor<8 x 64 x f32>
+  %f = nd.cast %r : (!nd.tensor<8 x 64 x i64>) -> !nd.tensor<8 x 64 x f32>
+  %y = nd.add %v, %f : !nd.tensor<8 x 64 x f32>
+  func.return %y : !nd.tensor<8 x 64 x f32>
+}
