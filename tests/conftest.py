@@ -203,6 +203,22 @@ class RunLine(pytest.Item):
         return self.path, None, f"{self.path.name}: {self.command}"
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]):
+    """Of tests that are `spread`, combinations of parameters all of whose values others have are long."""
+    crossed: dict[object, dict[pytest.Item, set[tuple[int, str]]]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("spread"):
+            crossed.setdefault((item.parent, item.originalname), {})[item] = set(enumerate(item.callspec._idlist))
+    for values in crossed.values():
+        left = set().union(*values.values())
+        while left:
+            chosen = max(values, key=lambda item: len(values[item] & left))
+            left -= values.pop(chosen)
+        for item in values:
+            item.add_marker("long")
+
+
 def _leave_trace_off() -> None:
     """Pytest listens to every logger that keeps its records to itself: torch's trace, graphs and the IR of every stage, would be written
     for each compilation. One that nobody listens to is off, as in a user's process."""

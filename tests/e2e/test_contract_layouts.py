@@ -29,6 +29,7 @@ INSIGNIFICANT = {
 }
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("case", INSIGNIFICANT)

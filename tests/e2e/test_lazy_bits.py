@@ -18,6 +18,7 @@ INPUTS = {
 }
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("kind", INPUTS)
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -158,6 +158,7 @@ def test_products_and_sums_stay_apart(compiled):
     torch.testing.assert_close(a.grad, b.grad)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("layout", (torch.contiguous_format, torch.channels_last))
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("training", (True, False))

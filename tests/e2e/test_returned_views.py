@@ -64,6 +64,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
@@ -126,6 +127,7 @@ def bits(x):
     return torch.view_as_real(x) if x.is_complex() else x
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(("sizes", "host"), [((6, 4), ""), ((6, 4), "python"), ((1, 2), ""), ((3, 0), "")], ids=str)
 @pytest.mark.parametrize("program", REINTERPRETING, ids=lambda f: f.__name__)

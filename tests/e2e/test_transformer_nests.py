@@ -94,26 +94,26 @@ def nests(make: Callable[[int], nn.Module], layers: int, dynamic: bool = False) 
     return list(COUNTS)
 
 
-@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("layers", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_an_encoder(layers: int):
     """Forward: residual and norm; activation; residual and norm (the bias of q, k and v is its product's epilogue). Backward the same, each
     with the gradient of the bias before it, and that of q, k and v."""
     assert nests(encoder, layers) == [3 * layers, 4 * layers]
 
 
-@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("layers", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_decoder(layers: int):
     """Residual and norm are one nest across layers: the first norm and the last sum stand alone, as does the last bias gradient. The bias
     of q, k and v is its product's epilogue."""
     assert nests(decoder, layers) == [3 * layers + 1, 4 * layers + 1]
 
 
-@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("layers", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_separate_projections(layers: int):
     """The gradients of the biases of q, k and v are sums of what attention, which is a library's, returns: nests of their own."""
     assert nests(split, layers) == [3 * layers, 6 * layers]
 
 
-@pytest.mark.parametrize("make", [encoder, decoder, split])
+@pytest.mark.parametrize("make", [decoder, pytest.param(encoder, marks=pytest.mark.long), pytest.param(split, marks=pytest.mark.long)])
 def test_sizes_that_vary(make: Callable[[int], nn.Module]):
     nests(make, 1, dynamic=True)

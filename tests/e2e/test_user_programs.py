@@ -97,6 +97,7 @@ def test_what_has_a_late_size_stays_behind_what_says_it():
             torch.testing.assert_close(run(x), program(x))
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dim", [0, -1, None])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weight_norm_is_arithmetic(dim, dtype):

@@ -26,6 +26,7 @@ def test_loops(axis):
     assert [len(op.loop_sizes) for op in inside] == ([2 - axis] if axis < 2 else [])
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("axis", SOURCES)
 def test_values(axis, dynamic):
@@ -53,6 +54,7 @@ def test_elements_at_places_are_stored_in_vectors():
     assert kept.sequential is not None and "lanes" in kept.attributes
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int8, torch.bool])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_the_last_of_equal_places_stays(dtype, dynamic):

@@ -15,6 +15,7 @@ def cross(a, b, dim):
     return torch.linalg.cross(a, b, dim=dim) * 2
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("first,second,dim", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dynamic", [False, True])

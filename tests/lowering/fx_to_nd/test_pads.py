@@ -30,6 +30,7 @@ def gradient(mode, pad):
     return program
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("mode", ["reflect", "replicate"])
 @pytest.mark.parametrize("name", CASES)

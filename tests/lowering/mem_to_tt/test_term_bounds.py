@@ -55,6 +55,7 @@ def is_zero(op) -> bool:
     return isinstance(op, arith.ConstantOp) and isinstance(op.value, IntegerAttr) and op.value.value.data == 0
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("sizes", [(66, 70), (130, 300), (300, 130)], ids=str)
 @pytest.mark.parametrize("name", MASKS)
 def test_attention_under_a_mask(name, sizes):

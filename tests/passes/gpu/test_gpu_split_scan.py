@@ -66,6 +66,7 @@ def check(function, *args, dynamic: bool = False, **tolerance: float) -> None:
     torch.testing.assert_close(torch.compile(function, backend="stepwell", dynamic=dynamic)(*args), expected, equal_nan=True, **tolerance)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("name", ["cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"])
 @pytest.mark.parametrize(("shape", "dim"), SHAPES)
 def test_kinds(splits, name, shape, dim):
@@ -107,6 +108,7 @@ def assigned(x):
     return y
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize(
     "function",
     [

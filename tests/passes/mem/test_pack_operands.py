@@ -29,6 +29,7 @@ def updated(x):
     return s + x.transpose(-1, -2).cumsum(-1)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("function", [softmax, norm, sums_of_slices, updated])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("dynamic", [False, True])

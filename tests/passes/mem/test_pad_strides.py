@@ -26,6 +26,7 @@ def odd_rows(x, w):
     return (x[:, :33] @ w[:33, :51]).tanh() @ w[:51, :7]
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("who", ["gemm", "library"])
 @pytest.mark.parametrize("function", [softmax_of_columns, product_of_a_sum, three_dimensions, odd_rows])
 def test_values(function, who):

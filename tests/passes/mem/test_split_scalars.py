@@ -27,6 +27,7 @@ def in_place(h, x):
     return h.amax(-1).exp()
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("function", [state_step, gated_sum, in_place])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("dynamic", [False, True])

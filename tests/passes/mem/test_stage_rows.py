@@ -19,6 +19,7 @@ def forward_algorithm(scores, moves):
     return torch.logsumexp(a, 1)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_to_a_table_of_pages(dtype, dynamic):
@@ -40,6 +41,7 @@ def test_an_index_beyond_the_pages_is_an_error():
         torch.compile(decode, backend="stepwell")(q, keys, keys, torch.tensor([[11, 3]]))
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("tags", [3, 12, 40])
 def test_forward_algorithm(tags, dynamic):

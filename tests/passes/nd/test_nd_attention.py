@@ -54,6 +54,7 @@ def check_errors(got, want, fn, args):
         assert errors[0] <= 2 * errors[1] + 1e-6
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("fn", [plain, unscaled, in_floats])
 @pytest.mark.parametrize("shape", [{}, {"permuted": True}, {"rank": 3}, {"queries": 200, "keys": 400}], ids=str)

@@ -81,6 +81,7 @@ def compiled(function, args, **options):
     return torch.compile(function, backend="stepwell", options={"cache": "off"}, **options)(*args)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("function, shape, dtype, dynamic", CASES)
 @pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
 def test_values(target, function, shape, dtype, dynamic, turned):

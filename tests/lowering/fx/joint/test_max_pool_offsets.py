@@ -56,6 +56,7 @@ def _check(fn, x, dynamic=None, **options):
         torch.testing.assert_close(got_x.grad, want_x.grad, equal_nan=True)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("windows", WINDOWS)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_gradients(windows, memory_format, way, kept):

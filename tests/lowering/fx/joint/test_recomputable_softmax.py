@@ -53,6 +53,7 @@ def step(loss, args, **options):
     return total.detach(), *torch.autograd.grad(total, (h, w))
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", LOSSES)
 def test_forward_keeps_the_logits(name, dynamic, kept):

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 TARGETS = torch.tensor([[0, -1, 3, -1], [2, 0, -1, 0], [-1, 1, 2, 3], [3, 1, 2, 0], [1, 1, -1, -1]])
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dynamic", (False, True))
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
 def test_values_and_gradients(dtype, dynamic):

@@ -17,6 +17,7 @@ SYMBOLIC = {
 }
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("fn", SYMBOLIC.values(), ids=SYMBOLIC)
 def test_a_symbol_to_the_power_of_a_tensor(fn, grad):

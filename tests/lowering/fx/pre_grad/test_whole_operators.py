@@ -34,11 +34,20 @@ def _leaf(shape, **options):
     return torch.randn(shape, **options).requires_grad_()
 
 
+FACTORS = ({"scale_factor": 0.7}, {"scale_factor": 2}, {"scale_factor": 1.5, "recompute_scale_factor": True})
+
+
+@pytest.mark.spread
+@pytest.mark.parametrize("options", FACTORS, ids=str)
 @pytest.mark.parametrize("mode", SHAPES)
-def test_gradients(mode):
+def test_gradients(mode, options):
     torch.manual_seed(0)
-    for options in ({"scale_factor": 2}, {"scale_factor": 0.7}, {"scale_factor": 1.5, "recompute_scale_factor": True}):
-        _both(lambda x, mode=mode, options=options: F.interpolate(x.sin(), mode=mode, **options), [_leaf(SHAPES[mode])])
+    _both(lambda x: F.interpolate(x.sin(), mode=mode, **options), [_leaf(SHAPES[mode])])
+
+
+@pytest.mark.parametrize("mode", ["linear", "bicubic", *(pytest.param(m, marks=pytest.mark.long) for m in ("bilinear", "trilinear"))])
+def test_gradients_with_aligned_corners(mode):
+    torch.manual_seed(0)
     _both(lambda x: F.interpolate(x, size=5, mode=mode, align_corners=True), [_leaf(SHAPES[mode])])
 
 

@@ -281,6 +281,7 @@ WRONG = {
 }
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("on_failure", [None, "recover"])
 @pytest.mark.parametrize("mistake", WRONG)
 def test_what_a_rule_gives_is_compared_with_the_operator(library, monkeypatch, mistake, on_failure):

@@ -243,6 +243,7 @@ AS_OTHERS = [
 ]
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dtype", [C64, torch.complex128])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("number", range(len(AS_OTHERS)))

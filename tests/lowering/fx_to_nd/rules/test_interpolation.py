@@ -73,6 +73,7 @@ def test_layouts_and_empties(check):
     check(_backward("upsample_bicubic2d", [7, 9], (5, 6), True, [None] * 2), grad, **CLOSE)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize(("name", "spatial"), PLAIN + WIDE)
 @pytest.mark.parametrize("align", [False, True])
 def test_symbolic_sizes(check, name, spatial, align):
@@ -111,6 +112,7 @@ def test_integers_are_a_call(check):
     assert found.counts.extern == 1
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dynamic", (False, True))
 @pytest.mark.parametrize("antialias", (False, True))
 @pytest.mark.parametrize("mode", ("bilinear", "bicubic"))

@@ -8,6 +8,7 @@ import torch
 import stepwell  # noqa: F401 - registers the backend
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("activation", [torch.nn.Identity, torch.nn.ReLU, torch.nn.SiLU, torch.nn.Hardswish])
 def test_bf16_batch_norm_is_as_exact_as_eager(activation, channels_last):
@@ -74,6 +75,7 @@ def test_gradients_of_bf16_networks_are_off_where_eagers_are():
     assert torch.stack(alike).mean() > 0.7
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_statistics_beside_wider_parameters_are_not_rounded(dtype, dynamic):
@@ -99,6 +101,7 @@ def test_statistics_beside_wider_parameters_are_not_rounded(dtype, dynamic):
             torch.testing.assert_close(got, want, rtol=torch.finfo(got.dtype).eps, atol=1e-6)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("options", [{}, {"fallback": ["aten._native_batch_norm_legit_functional"]}])
 def test_gradients_beside_wider_parameters_are_as_exact_as_eagers(dtype, options):

@@ -53,6 +53,7 @@ def kernels(f, *inputs, dynamic: bool = False, **options) -> int:
     return counters["kernels"] - before
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("f", PROGRAMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_values_are_those_of_eager(f, dtype: torch.dtype):

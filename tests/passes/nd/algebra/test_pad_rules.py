@@ -35,6 +35,7 @@ def every_second(x):
     return x[:, ::2] * 3
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("function", [three, last_first, first_row, parts_with_gaps, every_second])
 @pytest.mark.parametrize("shape", [(3, 8, 17), (3, 8, 1), (3, 8, 0)])

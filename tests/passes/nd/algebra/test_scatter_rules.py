@@ -19,6 +19,7 @@ def gradient(function, table, *args):
     return torch.autograd.grad(function(table, *args), table)[0]
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_tied_table_has_one_gradient(dtype, dynamic):
@@ -49,6 +50,7 @@ def argument(y, index, v):
     return torch.zeros_like(y).index_add(0, index, v) + y
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("function", [added, other_order, argument])
 @pytest.mark.parametrize("count", [0, 1, 30])
 def test_values_and_bytes(function, count):

@@ -73,6 +73,7 @@ CASES = {
 }
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("name", CASES)
 def test_values(name, dtype):
