@@ -3,7 +3,8 @@
     p = softmax(s); o = p v; dp = do v^T;  ds = p * (dp - sum_j(dp * p))      ->      ds = p * (dp - sum_d(do * o))
 
 Both sums are sum_jd do_d v_jd p_j. The second one reads no weights, so that all the rest of the gradient goes element by element: it can be
-computed where products of it are, and nothing of the size of the weights is in memory. Dropout of the weights is part of both.
+computed where products of it are, and nothing of the size of the weights is in memory. Dropout of the weights is part of both. What is
+rounded in one of dp and the sum, and not in the other, does not cancel, as it does in the first form: so dp is not rounded.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from ..fx_graphs import Writer, same_sizes, value_of
+from ..fx_graphs import VIEWS, Writer, same_sizes, value_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -42,13 +43,15 @@ def shorten_row_sums(gm: GraphModule, devices: Collection[str] = ("cuda",)) -> i
         found = _rows(grad, y)
         if found is None or not _is_shorter(found[2], t):
             continue
-        gradient, weights, rows = found
+        product, weights, rows, exact = found
         with gm.graph.inserting_before(node):
             w = Writer(node)
             known = [u for u in weights.users if u.target in _PRODUCTS and u.args == (weights, rows)]
             result = known[0] if known else w(_PRODUCTS[value_of(weights).dim() - 2], weights, rows)
-            sums = w(aten.sum.dim_IntList, w(aten.mul.Tensor, w.wide(gradient), w.wide(result)), [-1], True)
+            sums = w(aten.sum.dim_IntList, w(aten.mul.Tensor, w.wide(product.all_input_nodes[0]), w.wide(result)), [-1], True)
             sums = w(aten.view.default, sums, [*w.sizes(y)[:-1], 1])
+            if exact:
+                grad = w(aten.view.default, w(product.target, *(_wide(w, x) for x in product.all_input_nodes)), w.sizes(y))
             made = w(aten.mul.Tensor, w.wide(y), w(aten.sub.Tensor, w.wide(grad), sums))
             if value_of(made).dtype != dtype:
                 made = w(prims.convert_element_type.default, made, dtype)
@@ -62,8 +65,13 @@ def shorten_row_sums(gm: GraphModule, devices: Collection[str] = ("cuda",)) -> i
     return changed
 
 
-def _rows(grad: Node, y: Node) -> tuple[Node, Node, Node] | None:
-    """The gradient of a product, its weights and its rows, where the weights are `y`, whose gradient is `grad`."""
+def _wide(w: Writer, x: Node) -> Node:
+    """Matrices in f32: what they are views of is converted, which leaves the batches of a product to be seen."""
+    return w(x.target, _wide(w, x.all_input_nodes[0]), *x.args[1:]) if x.target in VIEWS else w.wide(x)
+
+
+def _rows(grad: Node, y: Node) -> tuple[Node, Node, Node, bool] | None:
+    """The product that the gradient of weights `y` is, these as they weigh, the rows that they do, and whether nothing is between."""
     for given, product in _behind(grad, y):
         rows = _transposed(product.args[1])
         if rows is None:
@@ -71,7 +79,7 @@ def _rows(grad: Node, y: Node) -> tuple[Node, Node, Node] | None:
         for taken, weights in _weights(y, y):
             a, b = value_of(weights), value_of(product)
             if taken == given and same_sizes(a.shape, b.shape) and a.dtype == value_of(rows).dtype:
-                return product.args[0], weights, rows  # pyright: ignore[reportReturnType]
+                return product, weights, rows, not given
     return None
 
 

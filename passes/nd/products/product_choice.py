@@ -118,7 +118,8 @@ class ProductChooser:
 
     def _kernel_ns(self, one: CarriedScores) -> float:
         """The price of a kernel that keeps scores on chip."""
-        kind = tensor_type(one.weighed.result).element_type
+        casts = exact_factors(one.weighed)
+        kind = tensor_type(one.weighed.result if casts is None else casts[0].input).element_type
         return weighed_ns(one.work(self.hints, KINDS[kind], element_bytes(kind)), self.gpu)
 
     def may_be_scores(self, op: nd.MatmulOp) -> bool:

@@ -145,7 +145,12 @@ def padded(q, k, v, there):
 Q, K, V = numbers(2, 3, 66, 32), numbers(2, 3, 70, 32), numbers(2, 3, 70, 40)
 HALF = [x.to(torch.float16) for x in (Q, K, V)]
 THERE = torch.arange(70) < torch.tensor([[50], [0]])
+def wide_product(q, k, v):
+    return torch.softmax(products(q, k).float() * 0.125, -1).to(v.dtype).float() @ v.float()
+
+
 PROGRAMS = {
+    "a product of float32 of weights of 16 bits": (wide_product, [Q, K, V]),
     "plain": (plain, [Q, K, V]),
     "float16": (plain, HALF),
     "in 32 bits, with a bias": (in_f32, [Q, K, V, numbers(3, 66, 70)]),

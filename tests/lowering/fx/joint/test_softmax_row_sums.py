@@ -92,6 +92,20 @@ def test_the_same_gradients(function, dtype, shape, used):
         torch.testing.assert_close(a, b, rtol=close, atol=close)
 
 
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_gradients_are_as_near_as_eagers(scale):
+    """Where the first terms of a row have most of the weight, roundings of the gradient of the weights have to cancel."""
+    torch.manual_seed(0)
+    args = [(torch.randn(4, 256, 32) * scale).bfloat16().requires_grad_() for _ in range(3)]
+    gm = joint(causal, args, False)
+    eager = gm(*args)
+    assert shorten_row_sums(gm, ("cpu",)) == 1
+    gm.recompile()
+    exact = joint(causal, [x.detach().double().requires_grad_() for x in args], False)(*(x.double() for x in args))
+    for a, b, want in zip(gm(*args), eager, exact, strict=True):
+        assert (a - want).norm() <= 1.2 * (b - want).norm()
+
+
 OTHERS = {
     "two products": (two_products, (2, 9, 17, 4, 5)),
     "something else, too": (weights_too, (2, 9, 17, 4, 5)),
