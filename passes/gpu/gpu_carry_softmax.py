@@ -73,11 +73,11 @@ class GpuCarrySoftmax(Pass):
     def _carry_weights(self, nest: loop.NestOp, readers: list[loop.NestOp], symbols: RangeEnv) -> None:
         """Weights that are no softmax."""
         try:
-            carry_weights(nest, readers, symbols, self.columns)
+            count = carry_weights(nest, readers, symbols, self.columns)
         except Refused as refused:
             self.remark(nest, str(refused), kind="missed")
             return
-        self.remark(nest, f"weights are computed where rows are weighed by them: kernels: {len(readers)}", kind="applied")
+        self.remark(nest, f"weights are computed where rows are weighed by them: kernels: {count}", kind="applied")
         self.statistic("num-carried")
 
 

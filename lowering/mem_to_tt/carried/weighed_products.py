@@ -52,19 +52,21 @@ def lower_weighed(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
     block, trips = kernel.tile.inner, product(one.size for one in node.loops)
     scores = Scores(kernel, block, node, found)
     values = Factor(kernel, FactorAxis.RIGHT, block, node, lies_along(s.info, node, found.columns))
-    rows, nothing = s.along(FactorAxis.LEFT), no_sum(s, trips.value is not None and not bounds_of(s, node))
+    rows, known_trips = s.along(FactorAxis.LEFT), trips.value is not None and not bounds_of(s, node)
+    nothing = [no_sum(s, known_trips) for _ in found.pairs]
 
     def add(at: SSAValue, state: Sequence[SSAValue], known: Sequence[Guard] | None) -> list[SSAValue]:
         """The products of a block, if the score is the weight."""
         scores.enter(at, trips, known is not None)
         values.enter(at, trips, known is not None)
         scores.know(known or ())
-        weights = scores.weights(found.score, found.element)
-        return [b.place(DotOp.make(weights, values.matrix(found.value, found.element), state[0])).results[0]]
+        weights = [scores.weights(score, found.element) for score, _ in found.pairs]
+        rows = [values.matrix(value, found.element) for _, value in found.pairs]
+        return [b.place(DotOp.make(*dot)).results[0] for dot in zip(weights, rows, state, strict=True)]
 
     if not found.is_softmax:
-        return in_parts(kernel, node, trips, block, [nothing], add)
-    start = [b.constant(-math.inf, f32, rows), b.constant(0.0, f32, rows), nothing]
+        return in_parts(kernel, node, trips, block, nothing, add)
+    start = [b.constant(-math.inf, f32, rows), b.constant(0.0, f32, rows), *nothing]
     scaled = _as_power(s, node, found.score)
     in_twos = scaled is None and not s.exact and _absorbs_factor(s, node, found)
 

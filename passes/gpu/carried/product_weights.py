@@ -4,7 +4,8 @@
     B: o[i, d] = sum_j w[i, j] * v[j, d]                             ->       %s = loop.reduce (%e) sum { q[i, e] * k[j, e] }
     C: p[j, d] = sum_i w[i, j] * u[i, d]                                      yield f(%s) * v[j, d]  }      and C in the same way
 
-Each reader computes what it needs of the products, and no weight is stored: all readers do so, or none. What lies between (f) goes along as
+Each reader computes what it needs of the products, and no weight is stored: all readers do so, or none. Readers of the same weights, whose
+columns a program has room for, are one nest with several sums. What lies between (f) goes along as
 it is, with its roundings. The backward pass of attention is three such readers, of the gradients of queries, keys and values.
 """
 
@@ -14,10 +15,12 @@ from xdsl.dialects import arith
 from xdsl.ir import Operation, SSAValue
 
 from ....dialects import loop
+from ....dialects.expr import Dim
 from ....dialects.expr.ranges import RangeEnv
 from ...analysis.nest_access import NestAccess
+from ...analysis.reduction_kinds import Cursor
 from ...loop.transform.nest_transform import Refused
-from ..tiles.weighed_products import weighed_product
+from ..tiles.weighed_products import MAX_JOINED_COLUMNS, MAX_WEIGHED_ELEMENTS, weighed_product
 from .softmax_weights import final_store
 from .term_writer import TermWriter, needed, product_of
 
@@ -30,29 +33,33 @@ def stored_weights(nest: loop.NestOp) -> list[loop.NestOp]:
     return list(dict.fromkeys(reader for op in loads if (reader := _nest_around(op)) is not None))
 
 
-def carry_weights(storing: loop.NestOp, readers: list[loop.NestOp], symbols: RangeEnv, columns: int) -> None:
-    """Have the readers compute the weights; Refused says why not."""
+def carry_weights(storing: loop.NestOp, readers: list[loop.NestOp], symbols: RangeEnv, columns: int) -> int:
+    """Have the readers compute the weights, and say how many nests they are then; Refused says why not."""
     for use in [use for result in storing.results for use in result.uses]:
         op = use.operation
         if not isinstance(op, loop.LoadOp) or product_of(op) is not storing or not _weighs(op):
             raise Refused("the weights are needed by others than sums of products, too")
-    made: list[loop.NestOp] = []
+    if any(len(_places(reader, storing)[1]) != 1 for reader in readers):
+        raise Refused("a sum needs weights of several places")
+    made: list[tuple[list[loop.NestOp], loop.NestOp]] = []
     try:
-        for reader in readers:
-            made.append(_with_weights(reader, storing, symbols))
-            product = weighed_product(NestAccess(made[-1], symbols))
+        for group in _groups(readers, storing):
+            made.append((group, _with_weights(group, storing, symbols)))
+            product = weighed_product(NestAccess(made[-1][1], symbols))
             if product is None:
                 raise Refused("a nest would be no product of weights, which vary along one of its loops, by rows along another")
             size = product.columns.size.value
             if size is not None and size > columns:
                 raise Refused(f"{size} columns, the most are {columns}")
     except Refused:
-        for nest in made:
+        for _, nest in made:
             nest.detach()
             nest.erase()
         raise
-    for old, new in zip(readers, made, strict=True):
-        for before, after in zip(old.results, new.results, strict=True):
+    for group, new in made:
+        results = iter(new.results)
+        for before in [r for nest in group for r in nest.results]:
+            after = next(results)
             after.name_hint = before.name_hint
             before.replace_all_uses_with(after)
     for op in (*readers, storing):
@@ -61,6 +68,55 @@ def carry_weights(storing: loop.NestOp, readers: list[loop.NestOp], symbols: Ran
         op.erase()
         for empty in empties:
             loop.drop_empty(empty)
+    return len(made)
+
+
+def _groups(readers: list[loop.NestOp], storing: loop.NestOp) -> list[list[loop.NestOp]]:
+    """Readers that are one nest with several sums: of the same loops, with weights at the same places. A program has the columns of all."""
+    found: list[list[loop.NestOp]] = []
+    for reader in readers:
+        for group in found:
+            sums = sum(len(_reduce_of(one).results) for one in (*group, reader))
+            columns = sums * (reader.loop_sizes[-1].value or MAX_WEIGHED_ELEMENTS)
+            if columns <= MAX_JOINED_COLUMNS and _places(reader, storing) == _places(group[0], storing) and _may_stand_at(reader, group[0]):
+                group.append(reader)
+                break
+        else:
+            found.append([reader])
+    return found
+
+
+def _places(reader: loop.NestOp, storing: loop.NestOp) -> tuple[tuple[int, ...], frozenset[object]]:
+    """The sizes of a reader's loops, and what of these the loops of the nest of the weights are where it loads weights."""
+    reduce = _reduce_of(reader)
+    indices, sizes = [*reader.indices, *reduce.indices], [*reader.loop_sizes, *reduce.loop_sizes]
+    found: set[object] = set()
+    for op in reduce.block.ops:
+        store = final_store(op.source) if isinstance(op, loop.LoadOp) and op.source.owner is storing else None
+        if isinstance(op, loop.LoadOp) and store is not None:
+            operands = tuple(indices.index(v) for v in op.index_operands)
+            pairs = zip(store.index_map.results, op.index_map.results, strict=True)
+            loops = list(storing.indices)
+            found.add(frozenset((loops.index(store.index_operands[e.index]), at, operands) for e, at in pairs if isinstance(e, Dim)))
+    return tuple(map(id, sizes)), frozenset(found)
+
+
+def _may_stand_at(reader: loop.NestOp, first: loop.NestOp) -> bool:
+    """Whether all that a nest needs but the tensors that it makes is there at an earlier one; these are brought there."""
+    needs = {v for op in reader.walk() for v in op.operands if isinstance(v.owner, Operation) and v.owner.parent is reader.parent}
+    outs = [v.owner for v in reader.outs if isinstance(v.owner, loop.EmptyOp)]
+    if any(not v.owner.is_before_in_block(first) for v in needs if isinstance(v.owner, Operation) and v.owner not in outs):
+        return False
+    for op in outs:
+        if first.is_before_in_block(op) and first.parent is not None:
+            op.detach()
+            first.parent.insert_op_before(op, first)
+    return True
+
+
+def _reduce_of(nest: loop.NestOp) -> loop.ReduceOp:
+    (found,) = [op for op in nest.block.ops if isinstance(op, loop.ReduceOp)]
+    return found
 
 
 def _nest_around(op: Operation) -> loop.NestOp | None:
@@ -71,43 +127,56 @@ def _nest_around(op: Operation) -> loop.NestOp | None:
 
 
 def _weighs(load: loop.LoadOp) -> bool:
-    """Whether a load stands in a nest that is one sum of products of what depends on it by what does not."""
+    """Whether a load stands in a nest that is sums of products, of what depends on it by what does not."""
     reduce = load.parent_op()
     nest = None if reduce is None else reduce.parent_op()
-    if not isinstance(reduce, loop.ReduceOp) or not isinstance(nest, loop.NestOp) or not nest.results:
+    if not isinstance(reduce, loop.ReduceOp) or not isinstance(nest, loop.NestOp) or not nest.results or reduce.block.last_op is None:
         return False
-    last = reduce.block.last_op
-    times = None if last is None else last.operands[0].owner
-    alone = [op for op in nest.block.ops if isinstance(op, loop.LoopLike)] == [reduce] and reduce.kind_names == ["sum"]
-    if not alone or len(reduce.indices) != 1 or not isinstance(times, arith.MulfOp) or times.properties.get("fastmath") != loop.CONTRACTED:
+    alone = [op for op in nest.block.ops if isinstance(op, loop.LoopLike)] == [reduce] and set(reduce.kind_names) == {"sum"}
+    terms = [v.owner for v in reduce.block.last_op.operands]
+    products = [op for op in terms if isinstance(op, arith.MulfOp) and op.properties.get("fastmath") == loop.CONTRACTED]
+    if not alone or len(reduce.indices) != 1 or len(products) < len(terms):
         return False
-    sides = [load in needed(v, (reduce.block,)) for v in times.operands]
-    return sides[0] != sides[1]
+    sides = [[load in needed(v, (reduce.block,)) for v in op.operands] for op in products]
+    return any(map(any, sides)) and not any(map(all, sides))
 
 
-def _with_weights(reader: loop.NestOp, storing: loop.NestOp, symbols: RangeEnv) -> loop.NestOp:
-    """A copy of a reader, beside it, that computes what it reads of a nest."""
-    nest = reader.clone()
-    assert reader.parent is not None
-    reader.parent.insert_op_before(nest, reader)
-    (old,) = [op for op in nest.block.ops if isinstance(op, loop.ReduceOp)]
-    made = loop.ReduceOp.build_reduce(list(old.loop_sizes), old.kind_names, old.result_types)
-    made.location = old.location
-    nest.block.insert_op_before(made, old)
-    writer = TermWriter(nest, made, symbols)
-    writer.values[old.indices[0]] = made.indices[0]
-    made.indices[0].name_hint = old.indices[0].name_hint
-    for op in old.block.ops:
-        if isinstance(op, loop.LoadOp) and op.source.owner is storing:
-            writer.values[op.result] = _weight(op, writer)
-        else:
-            writer.place(op, writer.body)
+def _with_weights(readers: list[loop.NestOp], storing: loop.NestOp, symbols: RangeEnv) -> loop.NestOp:
+    """A nest in front of readers, which does what all of them do, and computes what they read of another nest."""
+    first = readers[0]
+    olds = [_reduce_of(reader) for reader in readers]
+    nest = loop.NestOp.build_nest(first.loop_sizes, [out for reader in readers for out in reader.outs], first.location)
+    nest.properties.update(first.properties)
+    nest.attributes.update(first.attributes)
+    assert first.parent is not None
+    first.parent.insert_op_before(nest, first)
+    types = [t for old in olds for t in old.result_types]
+    made = loop.ReduceOp.build_reduce(list(olds[0].loop_sizes), ["sum"] * len(types), types)
+    made.location = olds[0].location
+    nest.block.add_op(made)
+    writer, outs = TermWriter(nest, made, symbols), iter(nest.out_args)
+    for reader, old in zip(readers, olds, strict=True):
+        arguments = [*nest.indices, *made.indices, *(next(outs) for _ in reader.outs)]
+        for before, after in zip([*reader.indices, *old.indices, *reader.out_args], arguments, strict=True):
+            writer.values[before], after.name_hint = after, after.name_hint or before.name_hint
+        for op in reader.block.ops:
+            if op is not old and op.is_before_in_block(old):
+                writer.place(op, writer.row)
+        for op in old.block.ops:
+            if isinstance(op, loop.LoadOp) and op.source.owner is storing:
+                writer.values[op.result] = _weight(op, writer)
+            elif not isinstance(op, loop.YieldOp):
+                writer.place(op, writer.body)
+    terms = [v for old in olds if old.block.last_op is not None for v in old.block.last_op.operands]
+    made.block.add_op(loop.YieldOp.create(operands=[writer.values.get(v, v) for v in terms]))
+    behind = Cursor(nest.block)
+    for before, after in zip([r for old in olds for r in old.results], made.results, strict=True):
+        writer.values[before], after.name_hint = after, before.name_hint
+    for reader, old in zip(readers, olds, strict=True):
+        for op in reader.block.ops:
+            if op is not old and old.is_before_in_block(op):
+                writer.place(op, behind)
     writer.finish()
-    for before, after in zip(old.results, made.results, strict=True):
-        after.name_hint = before.name_hint
-        before.replace_all_uses_with(after)
-    old.detach()
-    old.erase()
     for op in reversed(list(made.block.ops)):
         _drop_unused(op)
     return nest
@@ -117,8 +186,11 @@ def _weight(op: loop.LoadOp, writer: TermWriter) -> SSAValue:
     """What a load reads, computed: in front of the reduction what is the same for all terms."""
     nest, store = op.source.owner, final_store(op.source)
     assert isinstance(nest, loop.NestOp) and store is not None
-    writer.locate(op)
+    if any(v not in writer.values for v in store.index_operands):
+        writer.locate(op)
     for one in needed(store.value, (nest.block,)):
+        if one.results and one.results[0] in writer.values:
+            continue  # another weight of the same place needs it, too
         writer.place(one, writer.body if writer.varies(one) else writer.row)
     return writer.stored(store)
 

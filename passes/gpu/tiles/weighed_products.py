@@ -36,6 +36,9 @@ the loop."""
 WEIGHED_STAGES = 3
 """Blocks of terms under way; one less where a row has more than half of the most columns."""
 
+MAX_JOINED_COLUMNS = MAX_WEIGHED_ELEMENTS // 2
+"""Columns of all sums that a program adds up side by side: their registers."""
+
 
 @dataclass(frozen=True)
 class WeighedProduct:
@@ -45,10 +48,18 @@ class WeighedProduct:
     columns: Loop
     terms: Loop
     element: Attribute
-    score: SSAValue
     is_softmax: bool
     """Whether the softmax of the scores has the weights, which are the scores else."""
-    value: SSAValue
+    pairs: tuple[tuple[SSAValue, SSAValue], ...]
+    """The scores and the rows that are weighed; of weights without a softmax there may be several."""
+
+    @property
+    def score(self) -> SSAValue:
+        return self.pairs[0][0]
+
+    @property
+    def value(self) -> SSAValue:
+        return self.pairs[0][1]
 
 
 def weighed_product(info: NestAccess) -> WeighedProduct | None:
@@ -59,37 +70,44 @@ def weighed_product(info: NestAccess) -> WeighedProduct | None:
     op = node.op
     if not isinstance(op, loop.ReduceOp) or len(node.loops) != 1 or not node.children:
         return None
-    pair = _weighed(info, op)
-    if pair is None:
-        return None
-    score, value = pair
+    pairs = _weighed(info, op)
     (terms,) = node.loops
-    types, varying = exact_types(value), Varying(info)
-    if op.kind_names == ["sum"]:
-        types &= exact_types(score)
-    if not types or not is_straight(info, value) or any(a.is_store for a in node.all_accesses()):
+    is_softmax, varying = op.kind_names == ["softmax_dot"], Varying(info)
+    kinds = [exact_types(v) for score, value in pairs for v in ((value,) if is_softmax else (score, value))]
+    types = frozenset[Attribute]().union(*kinds).intersection(*kinds)
+    if not types or not all(is_straight(info, value) for _, value in pairs) or any(a.is_store for a in node.all_accesses()):
         return None
-    of_score, of_value = varying.of_value(score), varying.of_value(value)
-    rows = [one for one in info.root.loops if one.dim in of_score and one.dim not in of_value]
-    columns = [one for one in info.root.loops if one.dim in of_value and one.dim not in of_score]
-    if not rows or len(columns) != 1 or terms.dim not in of_value:
+    sides: list[tuple[Loop, Loop]] = []
+    for score, value in pairs:
+        of_score, of_value = varying.of_value(score), varying.of_value(value)
+        rows = [one for one in info.root.loops if one.dim in of_score and one.dim not in of_value]
+        columns = [one for one in info.root.loops if one.dim in of_value and one.dim not in of_score]
+        if not rows or len(columns) != 1 or terms.dim not in of_value:
+            return None
+        sides.append((rows[-1], columns[0]))
+    if any(side != sides[0] for side in sides):
         return None
-    found = WeighedProduct(rows[-1], columns[0], terms, min(types, key=str), score, op.kind_names != ["sum"], value)
+    found = WeighedProduct(*sides[0], terms, min(types, key=str), is_softmax, tuple(pairs))
     short = all(_is_short(one, info) for one in (found.columns, *(c.loops[0] for c in node.children if c.loops)))
     return found if short and all(_is_score(info, child, found) for child in node.children) else None
 
 
-def _weighed(info: NestAccess, op: loop.ReduceOp) -> tuple[SSAValue, SSAValue] | None:
-    """The scores, or the weights, and what a reduction weighs by them."""
+def _weighed(info: NestAccess, op: loop.ReduceOp) -> list[tuple[SSAValue, SSAValue]]:
+    """The scores, or the weights, and what a reduction weighs by them; none where it does something else."""
     last = op.block.last_op
     assert last is not None
     if op.kind_names == ["softmax_dot"]:
-        return last.operands[0], last.operands[1]
-    times = last.operands[0].owner
-    if op.kind_names != ["sum"] or not isinstance(times, arith.MulfOp) or times.properties.get("fastmath") != loop.CONTRACTED:
-        return None
-    pairs = [(one, other) for one, other in (times.operands, times.operands[::-1]) if not is_straight(info, one)]
-    return pairs[0] if len(pairs) == 1 else None
+        return [(last.operands[0], last.operands[1])]
+    found: list[tuple[SSAValue, SSAValue]] = []
+    for kind, term in zip(op.kind_names, last.operands, strict=False):
+        times = term.owner
+        if kind != "sum" or not isinstance(times, arith.MulfOp) or times.properties.get("fastmath") != loop.CONTRACTED:
+            return []
+        pairs = [(one, other) for one, other in (times.operands, times.operands[::-1]) if not is_straight(info, one)]
+        if len(pairs) != 1:
+            return []
+        found += pairs
+    return found
 
 
 def _is_score(info: NestAccess, node: Node, product: WeighedProduct) -> bool:
