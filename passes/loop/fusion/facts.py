@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from xdsl.dialects.builtin import i1
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from ....dialects import loop
-from ....dialects.expr import Expr, dim, dims_subs, evaluate, free_dims, free_syms, product
+from ....dialects.expr import ONE, Expr, dim, dims_subs, evaluate, free_dims, free_syms, product
 from ....dialects.expr.ranges import RangeEnv
-from ....dialects.nd.types import TensorType, element_bytes
+from ....dialects.nd.types import TensorType, element_bytes, tensor_type
 from ...analysis.nest_info import NestInfo, nest_info, uses_opaque
 from .price import GroupWork, group_ns
 from .product_facts import MAX_FACTOR_PRODUCTS, ProductFacts
@@ -271,9 +272,14 @@ class NestFacts:
         return ""
 
     def is_free_table(self, info: NestInfo) -> bool:
-        """Whether a nest computes a table from its indices alone (places and weights of an interpolation, a ramp) and its readers run on
-        a GPU: they compute it once a row or column of a tile, for less than a launch and the loads would cost."""
-        return bool(self.keep_parallel) and not self.reads(info) and not self.weight(info)[1]
+        """Whether a nest computes a table from its indices (places and weights of an interpolation, a ramp), or a condition from these and
+        what it reads for each row or column (which terms bounds leave), and its readers run on a GPU: they compute it once a row or column
+        of a tile, for less than a launch and the loads would cost."""
+        if not self.keep_parallel or self.weight(info)[1]:
+            return False
+        reads = self.reads(info)
+        is_condition = tensor_type(info.op.results[0]).element_type == i1
+        return not reads or (is_condition and info.is_pointwise and all(_is_of_line(r, info) for r in reads))
 
     def _meet(self, info: NestInfo, consumers: Sequence[NestInfo]) -> bool:
         """Whether the readers of a nest all end up in one nest, element by element: there it is computed once."""
@@ -301,6 +307,12 @@ class NestFacts:
                 loops = {d.index for e in access.index for d in free_dims(e)}
                 total += self.count([sizes[k] for k in loops if k < len(sizes)]) if loops else 1
         return total
+
+
+def _is_of_line(read: Read, info: NestInfo) -> bool:
+    """Whether what a nest reads is the same along a loop of it."""
+    dims = {d for e in read.index or () for d in free_dims(e)}
+    return read.index is not None and any(dim(k) not in dims for k, size in enumerate(info.sizes) if size is not ONE)
 
 
 def _reads_its_own(reader: NestInfo, producer: NestInfo) -> bool:

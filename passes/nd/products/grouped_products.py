@@ -26,7 +26,7 @@ from ....dialects.nd.types import TensorType, tensor_type
 from ...cost.contraction_price import Contraction
 from ...cost.library_cost import size
 from ..algebra.rewriter import Rewriter
-from .nd_small_products import EXACT, sum_of_terms
+from .nd_small_products import EXACT, rounded_operand, sum_of_terms
 
 TARGET = "aten._grouped_mm.default"
 
@@ -126,8 +126,7 @@ def _within_groups(rw: Rewriter, op: GroupedProduct, t: TensorType) -> SSAValue:
     answer = TensorType.get((count, ONE, ONE, terms), i1, t.device.data)
     there = [rw.new(CmpOp.new((place, x), answer, predicate=StringAttr(how))) for x, how in ((begins, "ge"), (ends, "lt"))]
     within = rw.new(OPS["and"].new(tuple(there), answer))
-    lhs = _repeated(rw, op.lhs, count)
-    rhs = _repeated(rw, op.rhs, count)
+    lhs, rhs = (_repeated(rw, rounded_operand(rw, x), count) for x in (op.lhs, op.rhs))  # not once for each group
     return sum_of_terms(rw, lhs, rhs, t, EXACT, within)
 
 

@@ -107,9 +107,9 @@ def sum_of_terms(
 def rounded_operand(rw: Rewriter, x: SSAValue) -> SSAValue:
     """A tensor of 16-bit numbers, by way of f32 where something else than a cast computes it: a cast rounds wherever it stands."""
     source = x
-    while isinstance(source.owner, nd.ViewOp):
+    while isinstance(source.owner, nd.ViewOp | nd.IndexOp):
         source = source.owner.operands[0]
-    if isinstance(source.owner, Block | nd.ExternOp | nd.IndexOp | CastOp):
+    if isinstance(source.owner, Block | nd.ExternOp | CastOp):
         return x
     t = tensor_type(x)
     wide = TensorType.get(t.dims, compute_type(t.element_type), t.device.data)
