@@ -28,7 +28,7 @@ SPLIT_PARTS = (1, 2, 4, 8, 16, 32, 64)
 class Sums:
     """Products of the same sizes. `row`, `column`: bytes of each term of one of these; `beside`: bytes read and written beside each element
     of the result; `kind`: the type of the factors, as GpuRates names it; `cuts`: how often a block of rows, or of
-    columns, is computed once more."""
+    columns, is computed once more, with another matrix, by the same program."""
 
     rows: int
     columns: int
@@ -64,14 +64,17 @@ def block_ns(work: Sums, block: Block, gpu: Gpu, parts: int = 1) -> tuple[float,
     """Nanoseconds of the multiprocessor that has most blocks, and what limits it. `parts`: of each sum, in programs of their own."""
     rates, elements = gpu.rates, block.rows * block.columns
     each_rate = rates.multiprocessors
-    blocks = work.batch * (ceil(work.rows / block.rows) + work.cuts[0]) * (ceil(work.columns / block.columns) + work.cuts[1]) * parts
+    own = ceil(work.rows / block.rows), ceil(work.columns / block.columns)
+    again = 1 if block.lasting else 2  # nothing is under way when a program goes on to another matrix
+    rows, columns = (n + again * cuts for n, cuts in zip(own, work.cuts, strict=True))
+    blocks = work.batch * rows * columns * parts
     steps = ceil(work.terms / parts / block.terms)
     step = block.terms * (block.rows * work.row + block.columns * work.column)
     units = 2.0 * elements * block.terms * work.sums / (rates.tflops[work.kind] * 1e3 / each_rate)
     cache = step / (rates.cache_gbs / each_rate)
     registers = block.warps * gpu.lanes * (elements * work.sums // (block.warps * gpu.lanes) + OTHER_REGISTERS)
     resident = max(1, min(gpu.registers // registers, int(gpu.shared // (step * block.stages))))
-    each = ceil(blocks / gpu.multiprocessors)
+    each = max(ceil(blocks / gpu.multiprocessors), ceil(rows / own[0]) * ceil(columns / own[1]))
     alone = rates.program_start_us * 1e3 + elements * work.beside / (rates.memory_gbs / each_rate)
     waves = 1 if block.lasting else ceil(each / resident)
     return each * steps * max(units, cache) + alone * waves, "cache" if cache > units else "arithmetic"

@@ -115,27 +115,33 @@ class Price:
 
 
 def price(work: Contraction, gpu: Gpu) -> Price:
-    """The products alone, in one kernel of the library: the units go on while it stores blocks."""
-    return _fastest(work, gpu, work.factors, work.result, 1, lasting=True)
+    """The products alone, in one kernel of the library: the units go on while it stores blocks. A block ends with its group, so that half
+    of one is lost on the average."""
+    return _fastest(work, gpu, work.factors, work.result, 1, True, work.matrices // 2, 0)
 
 
-def _fastest(work: Contraction, gpu: Gpu, read: float, behind: float, held: int, lasting: bool) -> Price:
+def _fastest(
+    work: Contraction, gpu: Gpu, read: float, behind: float, held: int, lasting: bool, lost: int, cuts: int
+) -> Price:
     """One kernel, all sums side by side, by its fastest block. `read`: bytes read for factors; `behind`: bytes read and written beside
-    elements of the result; `held`: as in a work; `lasting`: the units go on meanwhile."""
+    elements of the result; `held`: as in a work; `lasting`: the units go on meanwhile; `lost`: blocks of rows that
+    are empty; `cuts`: those that programs compute once more."""
     rates = gpu.rates
     memory = (read + behind) / rates.memory_gbs
     each = 0.0 if lasting else behind / (work.batch * work.rows * work.columns)
     sums = Sums(
         work.rows, work.columns, work.depth, work.batch, work.sums, work.width, work.width * work.sums, each, work.kind,
-        (work.matrices - 1, 0),
+        (cuts, 0),
     )  # fmt: skip
     best: Price | None = None
     for rows, columns, parts in product(TILE_SIDES, TILE_SIDES, SPLIT_PARTS):
         warps = warps_for(rows * columns, work.sums, held, gpu)
+        if cuts and min(rows, columns) < MAX_SKINNY_ROWS:
+            continue  # a program that goes through several matrices has a large block
         if not warps and rows * columns > TILE_SIDES[-1] ** 2 or work.depth < Block.terms * parts and parts > 1:
             continue
         block = Block(rows, columns, warps=warps or PROGRAM_WARPS[-1], lasting=lasting)
-        busy, bound = block_ns(sums, block, gpu, parts)
+        busy, bound = block_ns(replace(sums, rows=sums.rows + lost * rows), block, gpu, parts)
         moving = memory + parts_ns(sums, parts, gpu)
         starts = rates.start_us * 1e3 * (1 if parts == 1 else 2)  # a kernel of its own adds parts up
         ns = max(busy, moving) + UNHIDDEN_MEMORY_SHARE * min(busy, moving) + starts
@@ -181,7 +187,7 @@ def generated_price(work: Contraction, gpu: Gpu) -> Price:
     """The kernel of a generated product. With few rows, its blocks are small: several are on a multiprocessor at once, so that the units go
     on, and what a thread keeps is no limit."""
     few = is_few(work)
-    return _fastest(work, gpu, _read(work), work.beside + _written(work), 1 if few else work.held, lasting=few)
+    return _fastest(work, gpu, _read(work), work.beside + _written(work), 1 if few else work.held, few, 0, work.matrices - 1)
 
 
 def _read(work: Contraction) -> float:

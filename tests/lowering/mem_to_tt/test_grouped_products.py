@@ -125,6 +125,21 @@ def test_gradients():
         torch.testing.assert_close(mine.float(), theirs.float(), rtol=4e-2, atol=4e-2)
 
 
+def test_gradients_of_two_layers():
+    """All are products by units for matrices: conditions are computed where the bounds are needed, factors rounded once for all groups."""
+
+    def backward(x, w, v, h, dy, at):
+        act = F.relu(h)
+        dh = torch.where(act <= 0, 0, grouped(dy, v, at))
+        return grouped(x.t(), dh, at), grouped(dh, w.transpose(1, 2), at), grouped(act.t(), dy, at)
+
+    args = X, weights(4), numbers(4, TERMS, COLUMNS, scale=0.2), Y, numbers(ROWS, TERMS), ends("odd")
+    module = lowered(backward, *args)
+    assert len(found(module, DotOp)) == 6 and not found(module, ExternOp)
+    for got, want in zip(run_loop(module, args, [], []), backward(*args), strict=True):
+        torch.testing.assert_close(got.float(), want.float(), rtol=4e-2, atol=4e-2)
+
+
 def test_rows_in_any_order_pick_their_matrix():
     """As a program spells it: no sorting is needed, and nothing but rows that have a matrix see it."""
 

@@ -140,7 +140,7 @@ def test_what_no_block_has_registers_for_has_a_price():
 
 
 def test_grouped_products_have_a_price():
-    """A block of rows counts once for each group in it: few long groups are like one product, many short ones are not."""
+    """A block of rows counts for each group in it: few long groups are like one product, many short ones are not."""
 
     def price(groups, rows=16384):
         return generated_ns(Contraction(rows, 1536, 2048, matrices=groups, grouped=True), H100)

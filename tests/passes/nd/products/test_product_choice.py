@@ -126,18 +126,20 @@ def test_weights_of_float32_that_were_rounded_are_weighed_as_16_bits():
 
 
 @pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this torch has no grouped products")
-@pytest.mark.parametrize("behind", [False, True])
-def test_grouped_products_by_price(behind):
-    """What has something behind it is generated; groups cut blocks."""
+@pytest.mark.parametrize(("rows", "groups", "reason"), [
+    (16384, 4, "generated: by price"), (16384, 128, "a call of the library: by price"), (256, 32, "a call of the library: by price"),
+    (16, 32, "a call of the library: a program would go through the matrices of its few rows"),
+])  # fmt: skip
+def test_grouped_products_by_price(rows, groups, reason):
+    """Where few groups cut blocks, what has something behind it is generated."""
 
     def layer(x, w, ends):
-        y = torch._grouped_mm(x, w, offs=ends)
-        return F.silu(y) if behind else y
+        return F.silu(torch._grouped_mm(x, w, offs=ends))
 
-    args = [torch.empty(n, dtype=torch.bfloat16) for n in ((16384, 2048), (32, 2048, 1536))]
-    module = import_function(layer, *args, torch.empty(32, dtype=torch.int32)).module
+    args = [torch.empty(n, dtype=torch.bfloat16) for n in ((rows, 2048), (groups, 2048, 1536))]
+    module = import_function(layer, *args, torch.empty(groups, dtype=torch.int32)).module
     module.attributes[MACHINE] = MachineAttr.from_text("sm_90")
     said: list[str] = []
     run(parse_pipeline("nd-library-products"), module, context(), Instrumentation(remarks=lambda r: said.append(r.text)))
     (remark,) = said
-    assert f"{'generated' if behind else 'a call of the library'}: by price" in remark, remark
+    assert reason in remark, remark
