@@ -25,6 +25,9 @@ aten, prims = torch.ops.aten, torch.ops.prims
 DEVICES = ("cuda",)
 """Devices with kernels of ours that keep scores on chip."""
 _PRODUCTS = (aten.mm.default, aten.bmm.default)
+_RESHAPES = (
+    aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.permute.default, aten.transpose.int, aten.unsqueeze.default,
+)  # fmt: skip
 _COPIES = (aten.clone.default, aten._to_copy.default, prims.convert_element_type.default)
 _NARROW = (torch.bfloat16, torch.float16)
 
@@ -74,7 +77,18 @@ def _attention(power: Node, backward: Collection[Node], by_element: Callable[[No
         return None
     sizes = value_of(power).shape[-2:]
     few = all(isinstance(n, int) for n in sizes) and sizes[0] * sizes[1] < MIN_GPU_SCORES
-    return None if few else known
+    operands = [n for op in (*scores, *weighed) for n in op.all_input_nodes if n not in known]
+    return None if few else known | _reshaped(operands, backward)
+
+
+def _reshaped(operands: Iterable[Node], backward: Collection[Node]) -> set[Node]:
+    """Views of what products take that have all of its elements: repeated, too, they leave the batches of products to be seen."""
+
+    def is_view(node: Node) -> bool:
+        return node.target in _RESHAPES and node not in backward and "recompute" not in node.meta
+
+    found = _closure(operands, lambda node: (n for n in (*node.all_input_nodes[: is_view(node)], *node.users) if is_view(n)))
+    return set(filter(is_view, found))
 
 
 def _is_read(node: Node, backward: Collection[Node]) -> bool:

@@ -103,3 +103,10 @@ def test_few_scores_or_wide_ones_are_kept(few, kept, monkeypatch):
         monkeypatch.setattr(recomputable_scores, "MIN_GPU_SCORES", ROWS * TERMS + 1)
     step(softcap, inputs(torch.bfloat16 if few else torch.float32), True)
     assert kept != [[]]
+
+
+def test_what_products_take_is_kept_as_it_is_given(saved_tensors):
+    """Not as views of it with other batches, which would hide that products have the same loops."""
+    ranks = saved_tensors(lambda made, given: sorted(t.dim() for t in {**given, **made}.values() if t.numel() >= 6 * ROWS * 16))
+    step(alibi, inputs(), True)
+    assert ranks == [[3, 4, 4, 4]]  # the result is a product's
