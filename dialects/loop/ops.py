@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import ArrayAttr, IndexType, IntAttr, StringAttr, UnitAttr
+from xdsl.dialects.builtin import ArrayAttr, IndexType, IntAttr, StringAttr, UnitAttr, i8, i32
 from xdsl.dialects.utils.fast_math import FastMathFlag
 from xdsl.ir import Attribute, Block, Dialect, Region, SSAValue
 from xdsl.irdl import (
@@ -82,7 +82,9 @@ ROUNDED_SUMS = arith.FastMathFlagsAttr([FastMathFlag.ALLOW_CONTRACT, FastMathFla
 
 
 def is_contracted(op: object) -> bool:
-    """Whether an operation makes a term of a matrix product."""
+    """Whether an operation makes a term of a matrix product: of floats, as its flags say, or of bytes, whose sums are exact anyway."""
+    if isinstance(op, arith.MuliOp):
+        return op.result.type == i32 and all(isinstance(x.owner, arith.ExtSIOp) and x.owner.input.type == i8 for x in op.operands)
     return isinstance(op, arith.MulfOp) and op.fastmath in (CONTRACTED, PARTLY_ROUNDED_SUMS, ROUNDED_SUMS)
 
 

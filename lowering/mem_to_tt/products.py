@@ -66,7 +66,8 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
     for side in sides:
         side.unit_kinds = UNIT_FLOAT8 & {one.element for one in parts}
     choices = [one.choice for one in parts if one.choice is not None]
-    start = [no_sum(s, trips.value is not None and not choices)] * len(parts)
+    known_trips = trips.value is not None and not choices
+    start = [no_sum(s, known_trips, i32 if one.element == i8 else f32) for one in parts]
 
     def step(at: SSAValue, state: Sequence[SSAValue], known: Sequence[Guard] | None = None) -> list[SSAValue]:
         certain = {guard.choice for guard in known or ()}
@@ -79,7 +80,8 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
                     side.enter(at, trips)
                     side.leave_out(one.choice.cond)
             values = [one.along[axis] for axis in axes]
-            scaled = scaled_product(b, sides, values, one.element, total) if one.choice is None and one.sums == loop.CONTRACTED else None
+            plain = one.choice is None and one.sums == loop.CONTRACTED and one.element != i8
+            scaled = scaled_product(b, sides, values, one.element, total) if plain else None
             if scaled is not None:
                 sums.append(scaled)
                 continue
@@ -95,19 +97,19 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
     return kernel.repeat(node, s.number(trips), block, start, step)
 
 
-def no_sum(s: State, known: bool) -> SSAValue:
+def no_sum(s: State, known: bool, kind: Attribute = f32) -> SSAValue:
     """Zeros for the sums of a tile. Where nobody knows how often they are added to, ptxas makes the products wait for each other if it sees
     that they begin with a constant, or that all are one register (its message C7515)."""
     b, shape = s.b, s.full
     if known or not s.gpu.takes_ptx:
-        return b.constant(0.0, f32, shape)
+        return b.constant(0, kind, shape)
     properties = {
         "asm_string": StringAttr(ZERO_BITS),
         "constraints": StringAttr("=r,r"),
         "packed_element": int32(1),
         "pure": BoolAttr.from_bool(False),
     }
-    made = ElementwiseInlineAsmOp.create(operands=[b.constant(0, i32, shape)], result_types=[tensor(shape, f32)], properties=properties)
+    made = ElementwiseInlineAsmOp.create(operands=[b.constant(0, i32, shape)], result_types=[tensor(shape, kind)], properties=properties)
     return b.place(made).results[0]
 
 
@@ -166,9 +168,14 @@ class Factor(State):
     def matrix(self, value: SSAValue, element: Attribute) -> SSAValue:
         """A factor as the matrix of `element` that the product takes: 0 behind the end of the sum."""
         b, mask = self.b, self.axes[self.terms].mask
-        codes = element in UNIT_FLOAT8
+        if element == i8 and isinstance(op := value.owner, arith.ExtSIOp):
+            value = op.input
         found = self.get(value)
-        narrow = b.to_shape(_float8(b, self.narrow(found, element), element) if codes else rounded(b, found, element), self.full)
+        if element in UNIT_FLOAT8:
+            found = _float8(b, self.narrow(found, element), element)
+        elif element != i8:
+            found = rounded(b, found, element)
+        narrow = b.to_shape(found, self.full)
         if mask is not None and value not in self.padded:
             narrow = b.select(mask, narrow, b.constant(0.0, element))
         return self._oriented(narrow)

@@ -122,7 +122,7 @@ class _Walk:
                 self.loop(op, sizes)
             info.ops += 1
             info.heavy += op.name in HEAVY
-            info.multiplies |= kind is arith.MulfOp and loop.is_contracted(op)
+            info.multiplies |= kind in (arith.MulfOp, arith.MuliOp) and loop.is_contracted(op)
             units += op_cost(op)
         info.parts.append((sizes, units))
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import IntegerType, bf16, f16, f32
+from xdsl.dialects.builtin import IntegerType, bf16, f16, f32, i8, i32
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ....dialects import loop
@@ -49,7 +49,7 @@ class Factors:
     @property
     def rate(self) -> str:
         """The name that the rates of a GPU have for these products."""
-        return RATES[self.sums]
+        return "i8" if self.element == i8 else RATES[self.sums]
 
 
 def product_sides(info: NestAccess) -> list[Side]:
@@ -87,9 +87,9 @@ def _factors(info: NestAccess, value: SSAValue, loops: Sequence[Loop]) -> Factor
     times, choice = value.owner, None
     if not loops and isinstance(times, arith.SelectOp) and constant_of(times.rhs) == 0:
         times, choice = times.lhs.owner, times
-    if not isinstance(times, arith.MulfOp) or times.result.type != f32 or not loop.is_contracted(times):
+    if not isinstance(times, arith.MulfOp | arith.MuliOp) or times.result.type not in (f32, i32) or not loop.is_contracted(times):
         return None
-    types = exact_types(times.lhs) & exact_types(times.rhs)
+    types = frozenset((i8,)) if isinstance(times, arith.MuliOp) else exact_types(times.lhs) & exact_types(times.rhs)
     if not types or not is_straight(info, times.lhs) or not is_straight(info, times.rhs):
         return None
     left, right = map(Varying(info).of_value, times.operands)
@@ -108,6 +108,8 @@ def _factors(info: NestAccess, value: SSAValue, loops: Sequence[Loop]) -> Factor
         return None
     if choice is not None and not Varying(info).of_value(choice.cond).isdisjoint(one.dim for one in (*rows, *columns)):
         return None
+    if isinstance(times, arith.MuliOp):
+        return Factors({rows: times.lhs, columns: times.rhs}, i8, picked, choice)
     element, sums = bf16 if bf16 in types else f16, loop.CONTRACTED
     if times.fastmath != sums and (kind := _stored_type(times.lhs)) == _stored_type(times.rhs) and kind in UNIT_FLOAT8:
         element, sums = kind, times.fastmath

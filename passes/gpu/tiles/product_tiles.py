@@ -13,6 +13,8 @@ from enum import IntEnum
 from itertools import product as pairs
 from math import ceil, gcd
 
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import i8
 from xdsl.ir import Attribute, SSAValue
 
 from ....dialects import loop
@@ -201,6 +203,8 @@ def _how_computed(info: NestAccess, side: Side) -> Computed:
 
 def _computed(factor: SSAValue, element: Attribute) -> Computed:
     op = factor.owner
+    if isinstance(op, arith.ExtSIOp) and element == i8:
+        op = op.input.owner
     if not isinstance(op, loop.LoadOp) or loop.element_type(op.source.type) not in HALVES | {element}:
         return Computed.CONVERTED
     return Computed.LOADED if op.mask is None else Computed.MASKED

@@ -7,7 +7,7 @@
     %p = nd.matmul %a, %b   (cheaper so)              ->   the same, which fuses with what is around it: see product_choice
     %f = nd.cat %a, %b      (a factor of such)        ->   a sum for each part, or a selection: see joined_factors
     aten._grouped_mm          (cheaper so)            ->   the same: see grouped_products
-    %y = nd.extern _scaled_mm                         ->   the same for 8-bit floats with scales: see scaled_products
+    %y = nd.extern _scaled_mm, _int_mm                ->   the same for 8-bit factors: see scaled_products
     %c = nd.conv %x, %w, %bias                        ->   nd.conv %x, %w ; nd.add, which fuses with what follows
     %c = nd.conv %x, %w, %bias   (cheaper so)         ->   multiplications and a sum, as products: see convolution_nests
     %c = nd.conv %x, %w     (1x1, small, of float32)  ->   aten.bmm of channels and pixels; its gradients too: see pixel_products
@@ -195,10 +195,11 @@ class NdLibraryProducts(Pass):
                 self.remark(op, str(choice), "applied" if choice.generated else "missed")
             if not choice.generated:
                 return None
-            casts = exact_factors(op)
+            one = scaled.get(op)
+            casts = exact_factors(op) if one is None else one.casts
             if casts is not None:
                 pairs = [(without_cast(rw, op.lhs, casts[0]), without_cast(rw, op.rhs, casts[1]))]
-                sums = StringAttr(scaled[op].sums) if op in scaled else EXACT
+                sums = EXACT if one is None or one.sums is None else StringAttr(one.sums)
                 return as_terms(rw, op, rounded=True, bias=bias, pairs=pairs, sums=sums)
             return as_terms(rw, op, rounded=True, bias=bias, pairs=terms_by_part(rw, op))
 

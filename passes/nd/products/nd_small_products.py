@@ -113,6 +113,8 @@ def rounded_operand(rw: Rewriter, x: SSAValue) -> SSAValue:
         return x
     t = tensor_type(x)
     wide = TensorType.get(t.dims, compute_type(t.element_type), t.device.data)
+    if wide == t:
+        return x
     return rw.new(CastOp.new((rw.new(CastOp.new((x,), wide)),), t))
 
 

@@ -79,7 +79,7 @@ class ProductChooser:
     symbols: RangeEnv
     library: str
     scaled: Mapping[Operation, ScaledProduct] = field(default_factory=dict)
-    """Products that are calls for 8-bit floats."""
+    """Products that are calls for 8-bit factors."""
 
     def choose(self, func: FuncOp) -> tuple[dict[Operation, Choice], list[Candidate]]:
         """What becomes of each product of a function, and the candidates of which blocks of columns are to be products of their own."""
@@ -102,7 +102,7 @@ class ProductChooser:
             self._choose_weights(one, found, works)
         for op in (*_products(func), *_convolutions(func), *_grouped(func)):
             if op not in found:
-                found[op] = Choice(False, cannot(op, self.gpu, self.symbols, op in self.scaled))
+                found[op] = Choice(False, cannot(op, self.gpu, self.symbols, self.scaled.get(op)))
         return found, parted
 
     def _give_own_scores(self, func: FuncOp) -> None:
@@ -171,6 +171,8 @@ class ProductChooser:
             return Choice(op.schedule.data == "generated", f'schedule = "{op.schedule.data}"', *prices)
         if self.library in ("always", "never"):
             return Choice(self.library == "never", f"library={self.library}", *prices)
+        if op in self.scaled and self.scaled[op].terms_lie_apart:
+            return Choice(False, "terms of a factor of 8 bits lie apart", *prices)
         if isinstance(op, nd.ConvOp):
             if slow := reads_elements(op):
                 return Choice(False, slow, *prices)
@@ -208,16 +210,16 @@ def _rows_are_odd(x: SSAValue) -> bool:
     return last is not None and last % VECTOR_HALVES != 0 and tensor_type(x).rank > 1
 
 
-def cannot(op: nd.MatmulOp | nd.ConvOp | nd.ExternOp, gpu: Gpu, symbols: RangeEnv, scaled: bool = False) -> str:
-    """Why a product cannot be generated; "" if it can. `scaled`: it is a call for 8-bit floats."""
+def cannot(op: nd.MatmulOp | nd.ConvOp | nd.ExternOp, gpu: Gpu, symbols: RangeEnv, scaled: ScaledProduct | None = None) -> str:
+    """Why a product cannot be generated; "" if it can. `scaled`: it is a call for 8-bit factors."""
     t, tensors = tensor_type(op.results[0]), [tensor_type(v) for v in (*op.operands[:2], op.results[0])]
     depthwise = isinstance(op, nd.ConvOp) and is_depthwise(op)
     if not gpu.multiplies_halves and not depthwise:
         return "the GPU has no units for products"
-    if scaled and not gpu.multiplies_float8:
-        return "the GPU has no units for products of 8-bit floats"
+    if scaled is not None and (reason := scaled.cannot(gpu)):
+        return reason
     kinds = (*KINDS, f32) if depthwise else KINDS
-    exact = isinstance(op, nd.MatmulOp) and exact_factors(op) is not None
+    exact = scaled is not None or (isinstance(op, nd.MatmulOp) and exact_factors(op) is not None)
     if not exact and (t.element_type not in kinds or any(x.element_type != t.element_type for x in tensors)):
         return f"its factors are of {tensors[0].element_type} and {tensors[1].element_type}, not of 16-bit floats"
     if any(n.value == 0 for x in tensors for n in x.dims):
@@ -234,7 +236,7 @@ def candidates(
 ) -> Iterator[Candidate]:
     """The candidates of a function, those of most work first: what stands behind two that do not fit together is the first one's."""
     ordered = sorted(_products(func), key=lambda op: -_flops(op, hints))
-    possible = {op: None for op in ordered if not cannot(op, gpu, symbols, op in scaled)}
+    possible = {op: None for op in ordered if not cannot(op, gpu, symbols, scaled.get(op))}
     results = {one.result: one.product for one in scaled.values()}
     taken: set[Operation] = set()
     done: set[Operation] = set()
@@ -337,7 +339,7 @@ def _before_cast(x: SSAValue) -> SSAValue:
 
 @dataclass
 class _Region:
-    """The pointwise operations behind results of products, element by element. `results`: those of calls for 8-bit floats; `meets`: other
+    """The pointwise operations behind results of products, element by element. `results`: those of calls for 8-bit factors; `meets`: other
     products that they need."""
 
     sources: list[SSAValue]
@@ -439,7 +441,7 @@ def _product_of(value: SSAValue, results: Mapping[SSAValue, nd.MatmulOp]) -> nd.
 def _work(
     ops: Sequence[nd.MatmulOp], region: _Region, parts: int, hints: Mapping[str, int], scaled: ScaledProduct | None = None
 ) -> Contraction:
-    """What a candidate does, as a contraction with its neighbours. `scaled`: its first product as a call for 8-bit floats."""
+    """What a candidate does, as a contraction with its neighbours. `scaled`: its first product as a call for 8-bit factors."""
     t = tensor_type(ops[0].result)
     *batch, rows, columns = [size(n, hints) for n in t.dims]
     factors = [_source_bytes(x, hints) for x in dict.fromkeys(v for op in ops for v in op.operands)]
@@ -450,7 +452,7 @@ def _work(
         sources=float(sum(source for source, _ in factors)), computed=float(sum(made for _, made in factors)),
     )  # fmt: skip
     if scaled is not None:
-        bare = replace(_exact_work(bare, ops[0], hints), kind=scaled.rate, out_width=_width(scaled.result))
+        bare = replace(_before_casts(bare, scaled.casts, hints), kind=scaled.rate, out_width=_width(scaled.result))
     found = _with_neighbours(bare, region, hints)
     return replace(found, held=found.held + 1) if scaled is not None and scaled.sums == PARTLY_ROUNDED else found
 
@@ -460,10 +462,14 @@ def _exact_work(work: Contraction, op: nd.MatmulOp | nd.ConvOp | nd.ExternOp, hi
     casts = exact_factors(op) if isinstance(op, nd.MatmulOp) else None
     if casts is None:
         return work
-    kind = tensor_type(casts[0].input).element_type
+    return replace(_before_casts(work, casts, hints), kind=KINDS[tensor_type(casts[0].input).element_type])
+
+
+def _before_casts(work: Contraction, casts: Sequence[CastOp], hints: Mapping[str, int]) -> Contraction:
+    """A product of what casts take."""
     factors = [_source_bytes(cast.input, hints) for cast in dict.fromkeys(casts)]
     sources, computed = (float(sum(column)) for column in zip(*factors, strict=True))
-    return replace(work, kind=KINDS[kind], width=element_bytes(kind), sources=sources, computed=computed)
+    return replace(work, width=_width(casts[0].input), sources=sources, computed=computed)
 
 
 def _convolution_work(op: nd.ConvOp, region: _Region, hints: Mapping[str, int]) -> Contraction:

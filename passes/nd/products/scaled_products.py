@@ -1,7 +1,8 @@
-"""Calls of the library for products of 8-bit floats with scales as products that may be generated.
+"""Calls of the library for products of 8-bit floats with scales, or of bytes, as products that may be generated.
 
     %y = nd.extern %a, %b, %s, %t, %bias {call = _scaled_mm}     ->     %p = nd.matmul (nd.cast %a), (nd.cast %b)
                                                                         %y = nd.cast (nd.add (nd.mul (nd.mul %p, %s), %t), %bias)
+    %y = nd.extern %a, %b {call = _int_mm}                       ->     %y = nd.matmul (nd.cast %a), (nd.cast %b)
 
 Scales are those of whole factors, or of their rows and columns. The sums of such a product are less exact than those of f32: a unit for
 8-bit floats rounds them to fewer bits. Where the library stays, its call comes back as it was.
@@ -13,15 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from xdsl.dialects.builtin import Float32Type, bf16, f16, f32
+from xdsl.dialects.builtin import ArrayAttr, Float32Type, bf16, f16, f32, i8, i32
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ....dialects import nd
 from ....dialects.expr import ONE
 from ....dialects.nd.call_args import Arg, Enum
 from ....dialects.nd.pointwise import OPS, PARTLY_ROUNDED, ROUNDED, CastOp
-from ....dialects.nd.types import TensorType, tensor_type
+from ....dialects.nd.types import LayoutAttr, TensorType, tensor_type
 from ....dialects.support.float8 import UNIT_FLOAT8
+from ...cost.machine import Gpu
 
 RESULTS: dict[str, Attribute] = {"bfloat16": bf16, "float16": f16, "float32": f32}
 """Types of results, as a call names them."""
@@ -36,19 +38,37 @@ class Recipe(IntEnum):
 
 @dataclass(frozen=True)
 class ScaledProduct:
-    """What a call became. `sums`: how a unit may round the sums (dialects/nd/pointwise.py); `result`: what the call gave; `ops`: all that
-    computes it; `call`: operands, types of results, properties and attributes that the call had."""
+    """What a call became. `sums`: how a unit may round the sums (dialects/nd/pointwise.py), None for bytes, whose are exact; `result`: what
+    the call gave; `ops`: all that computes it; `call`: operands, types of results, properties and attributes that the call had."""
 
     product: nd.MatmulOp
-    sums: str
+    sums: str | None
     result: SSAValue
     ops: Sequence[Operation]
     call: tuple[Sequence[SSAValue], Sequence[Attribute], dict[str, Attribute], dict[str, Attribute]]
 
     @property
+    def casts(self) -> tuple[CastOp, CastOp]:
+        """Those of its factors."""
+        left, right = self.product.lhs.owner, self.product.rhs.owner
+        assert isinstance(left, CastOp) and isinstance(right, CastOp)
+        return left, right
+
+    @property
     def rate(self) -> str:
         """The name that the rates of a GPU have for such sums."""
-        return "f8" if self.sums == ROUNDED else "f8_f32"
+        return {None: "i8", ROUNDED: "f8", PARTLY_ROUNDED: "f8_f32"}[self.sums]
+
+    def cannot(self, gpu: Gpu) -> str:
+        """Why a GPU has no units for it; "" if it has."""
+        return "" if self.sums is None or gpu.multiplies_float8 else "the GPU has no units for products of 8-bit floats"
+
+    @property
+    def terms_lie_apart(self) -> bool:
+        """Whether neighbours among the terms of a factor do not lie side by side: the units of Hopper take no 8-bit factors so."""
+        layouts = self.call[2].get("operand_layouts")
+        places = zip(layouts.data[:2], (-1, 0), strict=True) if isinstance(layouts, ArrayAttr) else ()
+        return any(isinstance(one, LayoutAttr) and one.stride_exprs[at] is not ONE for one, at in places)
 
     def as_call(self) -> nd.ExternOp:
         """Have the library make it after all."""
@@ -68,12 +88,12 @@ class ScaledProduct:
 
 @dataclass(frozen=True)
 class _Arguments:
-    """What is multiplied and scaled; `fast`: all of a sum may be rounded to what the unit has."""
+    """What is multiplied and scaled; `sums` as in ScaledProduct."""
 
     factors: tuple[SSAValue, SSAValue]
-    scales: tuple[SSAValue, SSAValue]
+    scales: tuple[SSAValue, ...]
     bias: SSAValue | None
-    fast: bool
+    sums: str | None
 
 
 def scaled_product(call: nd.ExternOp) -> ScaledProduct | None:
@@ -82,8 +102,8 @@ def scaled_product(call: nd.ExternOp) -> ScaledProduct | None:
     if found is None:
         return None
     t = tensor_type(call.results[0])
-    wide = t.with_dtype(f32)
-    casts = [CastOp.new((x,), tensor_type(x).with_dtype(f32)) for x in found.factors]
+    wide = t.with_dtype(i32 if found.sums is None else f32)
+    casts = [CastOp.new((x,), tensor_type(x).with_dtype(wide.element_type)) for x in found.factors]
     schedule = {} if call.schedule is None else {"schedule": call.schedule}
     product = nd.MatmulOp.new([cast.result for cast in casts], wide, **schedule)
     ops: list[Operation] = [*casts, product]
@@ -112,7 +132,7 @@ def scaled_product(call: nd.ExternOp) -> ScaledProduct | None:
     kept = tuple(call.operands), [r.type for r in call.results], dict(call.properties), dict(call.attributes)
     call.detach()
     call.erase()
-    return ScaledProduct(product, ROUNDED if found.fast else PARTLY_ROUNDED, value, ops, kept)
+    return ScaledProduct(product, found.sums, value, ops, kept)
 
 
 def _arguments(op: nd.ExternOp) -> _Arguments | None:
@@ -121,6 +141,9 @@ def _arguments(op: nd.ExternOp) -> _Arguments | None:
     given = dict(zip(ORDERS.get(call.target, ()), call.args, strict=False)) | dict(call.kwargs)
     if not given or len(op.results) != 1 or {"effect", "mutates", "binds"} & op.properties.keys():
         return None
+    if call.target == BYTES:
+        factors = op.operands[0], op.operands[1]
+        return _Arguments(factors, (), None, None) if all(tensor_type(x).element_type == i8 for x in factors) else None
     if call.target == V2:
         recipes = [(recipe,) for recipe in Recipe]
         plain = all(given.get(f"recipe_{x}") in recipes and given.get(f"swizzle_{x}") in ((), (0,)) for x in "ab")
@@ -140,11 +163,13 @@ def _arguments(op: nd.ExternOp) -> _Arguments | None:
     if not all(_scales(tensor_type(s), of) for s, of in zip(scales, ((rows, ONE), (ONE, columns)), strict=True)):
         return None
     added = op.operands[bias.index] if isinstance(bias, Arg) else None
-    return _Arguments((left, right), (scales[0], scales[1]), added, given.get("use_fast_accum") is True)
+    return _Arguments((left, right), (scales[0], scales[1]), added, ROUNDED if given.get("use_fast_accum") is True else PARTLY_ROUNDED)
 
 
+BYTES = "aten._int_mm.default"
 V2 = "aten._scaled_mm_v2.default"
 ORDERS: dict[str, tuple[str, ...]] = {
+    BYTES: ("self", "mat2"),
     "aten._scaled_mm.default": ("self", "mat2", "scale_a", "scale_b", "bias", "scale_result", "out_dtype", "use_fast_accum"),
     V2: (
         "self", "mat2", "scale_a", "recipe_a", "swizzle_a", "scale_b", "recipe_b", "swizzle_b", "bias", "out_dtype", "contraction_dim",
