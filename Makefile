@@ -25,6 +25,8 @@ SEED ?=
 KEEP ?= fuzz-found
 
 PY := $(VENV)/bin/python
+# tests start many processes: what they import is compiled once, whatever the environment says
+TESTED := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PY)
 TRITON_FOLDER := $(VENV)/$(subst ==,-,$(TRITON))
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 
@@ -38,13 +40,13 @@ demo: $(VENV)/installed-demo
 	$(PY) -m stepwell.tools.demo $(if $(QUERY),"$(QUERY)")
 
 test: $(VENV)/installed-test
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadscope -m "not long" $(TESTS)
+	$(TESTED) -m pytest -q -n 2 --dist loadscope -m "not long" $(TESTS)
 
 test-long: $(VENV)/installed-test
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadscope -m long $(TESTS)
+	$(TESTED) -m pytest -q -n 2 --dist loadscope -m long $(TESTS)
 
 smoke: $(VENV)/installed-test
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadscope -m "not long" $(SMOKE)
+	$(TESTED) -m pytest -q -n 2 --dist loadscope -m "not long" $(SMOKE)
 
 fuzz: $(VENV)/installed-test
 	OMP_NUM_THREADS=1 $(PY) -m stepwell.tools.fuzz --seconds $(SECONDS) --jobs 2 --keep $(KEEP) $(if $(SEED),--seed $(SEED))

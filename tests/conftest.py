@@ -229,10 +229,12 @@ def _leave_trace_off() -> None:
 
 
 def pytest_collection_finish(session: pytest.Session):
-    """What lives as long as the process, torch's modules and the collected tests, is passed over when garbage is collected."""
+    """What lives as long as the process, torch's modules and the collected tests, is passed over when garbage is collected; that is
+    seldom, since modules of the IR are cycles of many small objects."""
     _leave_trace_off()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 10, 10)
 
 
 def pytest_runtest_logstart(nodeid: str, location: tuple[str, int | None, str]):

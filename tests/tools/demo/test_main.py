@@ -20,6 +20,7 @@ needs_packages = pytest.mark.skipif(
 )
 
 
+@pytest.mark.long
 def test_corpus_holds_python_and_c_functions_once_each():
     documents = standard_library()
     names = [document.name for document in documents]

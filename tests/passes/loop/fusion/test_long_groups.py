@@ -53,7 +53,7 @@ def test_each_function_is_computed_once(dtype: torch.dtype):
 
 
 def test_a_chain_of_hundreds_is_no_deep_recursion():
-    assert functions(fused(chain(600))) <= 150 + 15
+    assert functions(fused(chain(400))) <= 100 + 15
 
 
 def test_work_grows_with_the_length(monkeypatch: pytest.MonkeyPatch):
