@@ -75,6 +75,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_decoding_is_part_of_the_product(name):
+    """N34"""
     function, args = CASES[name]
     made = lower(function, *args, nd_library_products=NEVER)
     kernels = [f for f in made.module.ops if isinstance(f, FuncOp)]

@@ -50,6 +50,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_products_of_bytes(name):
+    """N34"""
     function, args, expected = PROGRAMS[name]
     made = lower(function, *args, nd_library_products=NEVER)
     dots = [[op for op in f.walk() if isinstance(op, DotOp)] for f in made.module.ops if isinstance(f, FuncOp)]

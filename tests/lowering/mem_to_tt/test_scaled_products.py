@@ -78,6 +78,7 @@ def dots(module):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_scaled_products(name):
+    """N34"""
     function, args, expected = PROGRAMS[name]
     made = lower(function, *args, nd_library_products=NEVER)
     assert [len(dots(f)) for f in kernels(made.module)] == expected

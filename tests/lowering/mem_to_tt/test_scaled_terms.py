@@ -82,6 +82,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_sums_of_groups_are_scaled(name):
+    """N34"""
     function, rows, columns, groups, length, dtype, scales_sums, fours = CASES[name]
     args = arguments(rows, columns, groups, length, dtype, 1 if function in (signed, a_scale_of_each_term) else 2)
     made = lower(function, *args, nd_library_products=NEVER)
