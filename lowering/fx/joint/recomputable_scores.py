@@ -78,7 +78,15 @@ def _attention(power: Node, backward: Collection[Node], by_element: Callable[[No
     sizes = value_of(power).shape[-2:]
     few = all(isinstance(n, int) for n in sizes) and sizes[0] * sizes[1] < MIN_GPU_SCORES
     operands = [n for op in (*scores, *weighed) for n in op.all_input_nodes if n not in known]
-    return None if few else known | _reshaped(operands, backward)
+    beside = {n for node in known for n in node.all_input_nodes} - known
+    return None if few else known.union(_reshaped(operands, backward), *map(_of_nothing, beside))
+
+
+def _of_nothing(node: Node) -> set[Node]:
+    """What a node is computed by, if that reads no input and draws nothing (a mask of positions); else nothing."""
+    found = _closure([node], lambda one: one.all_input_nodes)
+    fixed = all(isinstance(n.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded not in n.target.tags for n in found)
+    return found if fixed and not any("recompute" in n.meta or n.target in _PRODUCTS for n in found) else set()
 
 
 def _reshaped(operands: Iterable[Node], backward: Collection[Node]) -> set[Node]:
