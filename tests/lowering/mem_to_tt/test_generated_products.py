@@ -81,7 +81,7 @@ PROGRAMS = {
     "rows and columns of two loops": (
         lambda x, w: F.silu(torch.einsum("abk,cdk->abcd", x[:, :5], w[:, 2:])), [numbers(13, 7, 40), numbers(9, 12, 40, scale=0.2)], [1],
     ),
-    "two layers": (lambda x, w, v: F.linear(F.gelu(F.linear(x, w)), v), [X, W, numbers(72, 100, scale=0.2)], [1, 1]),
+    "two layers": (lambda x, w, v: F.linear(F.gelu(F.linear(x, w)), v), [X, W, numbers(300, 100, scale=0.2)], [1, 1]),
     "siblings": (lambda x, w, v: (F.linear(x, w).relu(), F.linear(x, v).sigmoid()), [X, W, numbers(100, 72, scale=0.3)], [1, 1]),
 }  # fmt: skip
 

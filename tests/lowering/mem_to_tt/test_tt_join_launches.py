@@ -91,7 +91,8 @@ def test_memory_that_is_overwritten_through_a_descriptor_keeps_launches_apart():
 
     args = [randn(96, 32 + n)[:, :32].bfloat16() for n in range(4)]
     products = "nd-library-products{library=never tiny=0}"
-    imported = lower(function, *args, tt_overlap_launches="", nd_library_products=products)
+    carry = "gpu-carry-softmax{columns=0}"
+    imported = lower(function, *args, tt_overlap_launches="", nd_library_products=products, gpu_carry_softmax=carry)
     made = [op for op in imported.module.walk() if isinstance(op, host.LaunchOp)]
     assert any(one.operand == 0 for op in made for one in op.described), "no result is stored through a descriptor"
     assert any(op.kernel.root_reference.data.startswith("joined") for op in made)
