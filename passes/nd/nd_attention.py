@@ -20,11 +20,12 @@ from ...dialects.expr import Expr, as_expr, strides_contiguous
 from ...dialects.expr.ranges import prove_le
 from ...dialects.nd.base import IntsAttr
 from ...dialects.nd.call_args import Arg, Call, CallAttr
-from ...dialects.nd.pointwise import OPS, CastOp
+from ...dialects.nd.pointwise import OPS, CastOp, CmpOp
 from ...dialects.nd.types import FLOATS, LOW_PRECISION, LayoutAttr, TensorType, tensor_type
 from ..cost.machine import Gpu, machine_of
 from ..manager.pass_manager import Pass
 from .algebra.rewriter import Rewriter
+from .attention_masks import Mask, softmax_or_zero, without_mask
 
 TARGET = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 GPU_TARGET = "aten._scaled_dot_product_cudnn_attention.default"
@@ -42,20 +43,29 @@ MIN_GPU_SCORES = 256 * 256
 
 @dataclass(frozen=True)
 class Attention:
-    """softmax(scale * query key^T) value; `key` and `value` are [..., S, E], `query` [..., T, E]."""
+    """softmax(scale * query key^T + mask) value; `key` and `value` are [..., S, E], `query` [..., T, E]. `or_zero`: rows that see nothing
+    are 0 by the program."""
 
     query: SSAValue
     key: SSAValue
     value: SSAValue
     scale: float
+    mask: Mask
+    scores: TensorType
+    or_zero: bool
 
 
 def recognise(op: nd.MatmulOp) -> Attention | None:
     """The attention that ends in this product, or None."""
     weights = _through_cast(op.lhs)
-    scores = None if weights is None else _softmax_of(weights)
+    if weights is None:
+        return None
+    weights, test = softmax_or_zero(weights)
+    scores = _softmax_of(weights, test)
     if scores is None:
         return None
+    t = tensor_type(scores)
+    scores, mask = without_mask(scores)
     total, scale = _scaled(scores)
     product = total.owner
     if not isinstance(product, nd.MatmulOp) or (total is not scores and not _once(total)):
@@ -65,7 +75,7 @@ def recognise(op: nd.MatmulOp) -> Attention | None:
     order = [*range(rank - 2), rank - 1, rank - 2]
     if not isinstance(swapped, nd.PermuteOp) or list(swapped.dims.data) != order:
         return None
-    return Attention(product.lhs, swapped.input, op.rhs, scale)
+    return Attention(product.lhs, swapped.input, op.rhs, scale, mask, t, test is not None)
 
 
 def _once(value: SSAValue, uses: int = 1) -> bool:
@@ -85,8 +95,9 @@ def _operands(value: SSAValue, name: str) -> Sequence[SSAValue] | None:
     return value.owner.operands if isinstance(value.owner, OPS[name]) else None
 
 
-def _softmax_of(weights: SSAValue) -> SSAValue | None:
-    """The scores whose softmax over the last dimension `weights` is: e / sum(e) or e * (1 / sum(e)) with e = exp(s - max(s))."""
+def _softmax_of(weights: SSAValue, test: CmpOp | None) -> SSAValue | None:
+    """The scores whose softmax over the last dimension `weights` is: e / sum(e) or e * (1 / sum(e)) with e = exp(s - max(s)). `test`: what
+    else reads the maxima."""
     parts = _operands(weights, "mul")
     total = None
     if parts is not None:
@@ -99,7 +110,7 @@ def _softmax_of(weights: SSAValue) -> SSAValue | None:
         return None
     argument = _operands(parts[0], "exp")
     shifted = _operands(argument[0], "sub") if argument is not None and _once(argument[0]) else None
-    if shifted is None or _reduced(shifted[1], "max") is not shifted[0] or not _once(shifted[0], 2):
+    if argument is None or shifted is None or _reduced(shifted[1], "max", test) is not shifted[0] or not _once(shifted[0], 2):
         return None
     scores = shifted[0]
     if isinstance(scores.owner, CastOp):
@@ -108,15 +119,18 @@ def _softmax_of(weights: SSAValue) -> SSAValue | None:
     return scores
 
 
-def _reduced(value: SSAValue, kind: str) -> SSAValue | None:
-    """What `value` reduces over its last dimension, which is kept with size 1."""
+def _reduced(value: SSAValue, kind: str, other: CmpOp | None = None) -> SSAValue | None:
+    """What `value` reduces over its last dimension, which is kept with size 1; only `other` reads it beside its one reader."""
     shape = value.owner
-    if not isinstance(shape, nd.ReshapeOp) or not _once(value) or not isinstance(shape.input.owner, nd.ReduceOp):
+    if not isinstance(shape, nd.ReshapeOp) or not isinstance(shape.input.owner, nd.ReduceOp):
+        return None
+    readers = [use.operation for v in (value, shape.input) for use in v.uses if use.operation is not shape]
+    if len(readers) != 1 + (other is not None) or (other is not None and other not in readers):
         return None
     reduce = shape.input.owner
     t = tensor_type(reduce.input)
     whole = (*t.dims[:-1], as_expr(1))
-    if reduce.kind.data != kind or list(reduce.dims.data) != [t.rank - 1] or tensor_type(value).dims != whole or not _once(shape.input):
+    if reduce.kind.data != kind or list(reduce.dims.data) != [t.rank - 1] or tensor_type(value).dims != whole:
         return None
     return reduce.input
 
@@ -150,6 +164,8 @@ def _fits(found: Attention) -> bool:
     """Whether the call takes these operands: one type, a batch and heads, heads of one size."""
     q, k, v = (tensor_type(x) for x in (found.query, found.key, found.value))
     same = q.element_type == k.element_type == v.element_type and q.element_type in FLOATS
+    if found.mask != Mask() and not found.mask.is_causal and not (found.or_zero and found.mask.fits(found.scores)):
+        return False
     return same and q.rank in (3, 4) and q.dims[-1] is k.dims[-1] is v.dims[-1] and q.dims[-1].value not in (None, 0)
 
 
@@ -188,6 +204,8 @@ def gpu_attention(rw: Rewriter, op: nd.MatmulOp) -> SSAValue | None:
         return None
     t = tensor_type(found.query)
     sizes = (*t.dims, *tensor_type(found.key).dims)
+    if found.mask != Mask() or found.or_zero:
+        return None  # gpu-carry-softmax takes these
     if t.element_type not in (bf16, f16) or (head := t.dims[-1].value or 0) % 8 or head > MAX_GPU_HEAD_ELEMENTS:
         return None
     if not all(prove_le(1, n, rw.symbols) for n in sizes):
@@ -200,22 +218,27 @@ def _replaced(rw: Rewriter, op: nd.MatmulOp, found: Attention, build: Callable[.
     operands = [_with_batch(rw, x) for x in (found.query, found.key, found.value)]
     t = tensor_type(operands[0])
     layouts = [LayoutAttr.get(_layout(rw.func, x)) for x in operands]
-    result = rw.new(build(operands, layouts, t, found.scale))
+    causal = found.mask.is_causal
+    if found.mask != Mask() and not causal:
+        operands.append(mask := found.mask.added(rw, found.scores))
+        layouts.append(LayoutAttr.get(strides_contiguous(tensor_type(mask).dims)))
+    result = rw.new(build(operands, layouts, t, found.scale, causal))
     return result if tensor_type(op.result).rank == 4 else rw.new(nd.ReshapeOp.new((result,), op.result.type))
 
 
-def _cudnn_call(operands: Sequence[SSAValue], layouts: Sequence[LayoutAttr], t: TensorType, scale: float) -> nd.ExternOp:
-    call = CallAttr(Call(GPU_TARGET, (Arg(0), Arg(1), Arg(2), None, False, 0.0, False, False), (("scale", scale),)))
+def _cudnn_call(operands: Sequence[SSAValue], layouts: Sequence[LayoutAttr], t: TensorType, scale: float, causal: bool) -> nd.ExternOp:
+    call = CallAttr(Call(GPU_TARGET, (Arg(0), Arg(1), Arg(2), None, False, 0.0, causal, False), (("scale", scale),)))
     properties = {
         "call": call, "operand_layouts": ArrayAttr(layouts), "result_layouts": ArrayAttr(layouts[:1]), "kept": IntsAttr.get([0]),
     }  # fmt: skip
     return nd.ExternOp.create(operands=operands, result_types=[t], properties=properties)
 
 
-def _flash_call(operands: Sequence[SSAValue], layouts: Sequence[LayoutAttr], t: TensorType, scale: float) -> nd.ExternOp:
+def _flash_call(operands: Sequence[SSAValue], layouts: Sequence[LayoutAttr], t: TensorType, scale: float, causal: bool) -> nd.ExternOp:
     batch, heads, rows, _ = t.dims
     sums = TensorType.get((batch, heads, rows), f32 if t.element_type in LOW_PRECISION else t.element_type)
-    call = CallAttr(Call(TARGET, (Arg(0), Arg(1), Arg(2), 0.0, False), (("scale", scale),)))
+    mask = (("attn_mask", Arg(3)),) if len(operands) > 3 else ()
+    call = CallAttr(Call(TARGET, (Arg(0), Arg(1), Arg(2), 0.0, causal), (*mask, ("scale", scale))))
     return nd.ExternOp.create(
         operands=operands,
         result_types=[t, sums],
@@ -241,7 +264,8 @@ def keeps_eager_numerics(module: ModuleOp) -> bool:
 
 @dataclass(frozen=True)
 class NdAttention(Pass):
-    """Makes one library call of softmax(q k^T * scale) v; not under numerics "eager", which rounds as the spelled out form does."""
+    """Makes one library call of softmax(q k^T * scale) v, on the CPU also with a mask; not under numerics "eager", which
+    rounds as the spelled out form does."""
 
     name = "nd-attention"
 

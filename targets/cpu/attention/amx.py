@@ -12,7 +12,7 @@ from ..gemm.ir import Function, Value
 from ..gemm.kernels import KERNEL_TYPES
 from ..gemm.pack import pack_b_columns, pack_rows
 from ..gemm.spec import ELEMENT_BYTES, GemmSpec, Shape
-from .softmax import row_bytes, row_functions
+from .softmax import row_bytes, row_functions, strip_keys, visible_function
 from .spec import DEPTH_MAX, AttentionSpec
 
 QUERY_BLOCK = 384
@@ -44,6 +44,7 @@ def head_functions(spec: AttentionSpec, arguments: tuple[tuple[str, str], ...], 
         pack_b_columns(by_keys, f"{symbol}_pack_k", STRIP_ROWS),
         pack_rows(by_rows, f"{symbol}_pack_v", f"{symbol}_zeros", STRIP_ROWS),
         *row_functions(symbol, spec.shape, spec.dtype, weights="bf16"),
+        visible_function(symbol, spec.shape, spec.dtype, STRIP_ROWS),
         _head(spec, arguments, offsets),
     ]
 
@@ -58,6 +59,7 @@ def _head(spec: AttentionSpec, arguments: tuple[tuple[str, str], ...], offsets: 
     has_mask = f.let("icmp ne ptr %mask, null", "t")
     causal = f.cmp("ne", "%causal", 0)
     many = f.cmp("sgt", "%keys", KEYS_MAX)
+    found = f.alloca(2, "i64")
     begin_tiles(f, symbol)
 
     def fill(target: str, size: Value) -> None:
@@ -109,28 +111,32 @@ def _head(spec: AttentionSpec, arguments: tuple[tuple[str, str], ...], offsets: 
                 first_row = f.add(chunk.i, strip.i)
                 below = f.sub(f.add(first_row, rows), j0)
                 seen = f.pick(causal, f.max(f.min(keys, below), 0), keys)
-                whole = f.round_up(seen, STRIP_ROWS)
+                mask_block = f.at("%mask", f.add(f.mul(first_row, bytes_of["mask"]), f.mul(j0, 2)))
+                start, seen = strip_keys(f, symbol, has_mask, mask_block, bytes_of["mask"], rows, seen, found)
+                length = f.sub(seen, start)
+                whole = f.round_up(length, STRIP_ROWS)
                 q_strip = f.at(q_pack, f.mul(strip.i, q_row))
-                with f.loop(0, seen, STRIP_ROWS) as panel:
+                with f.loop(start, seen, STRIP_ROWS) as panel:
                     k_panel, target = f.at(k_pack, f.mul(panel.i, q_row)), f.at(scores, f.mul(panel.i, 4))
                     product(kernel, q_strip, q_row, k_panel, f"@{symbol}_zeros", 0, target, SCORE_ROW, padded)
                 o_strip = f.at(o_sums, f.mul(strip.i, o_row))
                 with f.loop(0, rows) as row:
                     index = f.add(first_row, row.i)
-                    mask = f.at("%mask", f.add(f.mul(index, bytes_of["mask"]), f.mul(j0, 2)))
+                    mask = f.at(mask_block, f.add(f.mul(row.i, bytes_of["mask"]), f.mul(start, 2)))
                     mask = str(f.pick(has_mask, mask, "null", "ptr"))
-                    sees = f.pick(causal, f.max(f.min(seen, f.sub(f.add(index, 1), j0)), 0), seen)
+                    sees = f.pick(causal, f.max(f.min(length, f.sub(f.sub(f.add(index, 1), j0), start)), 0), length)
                     args = [
-                        f"ptr {f.at(scores, f.mul(row.i, SCORE_ROW))}, ptr {mask}, i64 {sees}, i64 {whole}",
+                        f"ptr {f.at(scores, f.add(f.mul(row.i, SCORE_ROW), f.mul(start, 4)))}, ptr {mask}, i64 {sees}, i64 {whole}",
                         f"ptr {f.at(stats, f.mul(f.add(strip.i, row.i), 8))}",
                         f"ptr {f.at(o_strip, f.mul(row.i, o_row))}, i64 {f.pick(is_first, 0, padded)}",
-                        f"float %scale, ptr {f.at(weights, f.mul(row.i, WEIGHT_ROW))}",
+                        f"float %scale, ptr {f.at(weights, f.add(f.mul(row.i, WEIGHT_ROW), f.mul(start, 2)))}",
                     ]
                     f.do(f"call void @{symbol}_row({', '.join(args)})")
                 with f.loop(0, "%depth", STRIP_ROWS) as panel:
-                    v_panel, target = f.at(v_pack, f.mul(panel.i, f.mul(padded_keys, 2))), f.at(o_strip, f.mul(panel.i, 4))
+                    at_panel = f.add(f.mul(panel.i, f.mul(padded_keys, 2)), f.mul(start, STRIP_ROWS * 2))
+                    v_panel, target = f.at(v_pack, at_panel), f.at(o_strip, f.mul(panel.i, 4))
                     init, stride = f.pick(is_first, f"@{symbol}_zeros", target, "ptr"), f.pick(is_first, 0, o_row)
-                    product(kernel, weights, WEIGHT_ROW, v_panel, str(init), stride, target, o_row, whole)
+                    product(kernel, f.at(weights, f.mul(start, 2)), WEIGHT_ROW, v_panel, str(init), stride, target, o_row, whole)
         with f.loop(0, count) as row:
             target = f.at("%o", f.mul(f.add(chunk.i, row.i), bytes_of["o"]))
             lse = f.at("%lse", f.mul(f.mul(f.add(chunk.i, row.i), "%lse_row"), 4))

@@ -9,7 +9,8 @@
 
 - Q is [batch, heads, queries, depth], K and V [batch, heads / group, keys, depth] (`group` query heads share one of
   keys), O like Q. The inner stride is one (there is none for logsumexp), the others are arguments, in elements. depth <= `DEPTH_MAX`.
-- mask: null, or numbers of the same type as Q that are added to the scaled scores; the stride of the keys is one.
+- mask: null, or numbers of the same type as Q that are added to the scaled scores; the stride of the keys is one. Where it is -inf for
+  all rows of a strip, in whole panels of keys before the first or behind the last that one of them sees, nothing is computed.
 - causal: 1 if query i sees keys 0..i only; the others cost nothing.
 - logsumexp: null, or [batch, heads, queries] floats. A query that sees nothing (all scores -inf) gives zeros and 0, as
   torch's kernel does, whose gradient takes exp(score - logsumexp).
@@ -31,7 +32,7 @@ from ..gemm.pack import pack_b_columns
 from ..gemm.scratch import with_scratch
 from ..gemm.spec import ELEMENT_BYTES, Shape
 from . import amx as attention_amx
-from .softmax import row_bytes, row_functions
+from .softmax import row_bytes, row_functions, strip_keys, visible_function
 from .spec import DEPTH_MAX, AttentionSpec
 
 QUERY_BLOCK = 192
@@ -102,7 +103,7 @@ def attention_function(spec: AttentionSpec) -> tuple[str, str]:
     parts += [tile_kernel(shape, f"{symbol}_tile{v}", shape.isa.rows, v) for v in _tile_vectors(shape)]
     parts.append(pack_b_columns(shape, f"{symbol}_pack_k"))
     parts.append(convert_rows(f"{symbol}_widen", shape.isa, spec.dtype, "f32", "f32"))
-    parts += row_functions(symbol, shape, spec.dtype)
+    parts += [*row_functions(symbol, shape, spec.dtype), visible_function(symbol, shape, spec.dtype, shape.width)]
     parts += [_columns(symbol, shape), _head(spec), *around]
     return symbol, "\n".join(parts)
 
@@ -163,6 +164,7 @@ def _head(spec: AttentionSpec) -> str:
     else:
         in_place_v, v_row = "false", o_row
     many = f.cmp("sgt", "%keys", block)
+    found = f.alloca(2, "i64")
 
     def widen(source: str, stride: Value, target: str, target_stride: Value, count: Value) -> None:
         args = f"ptr {source}, i64 {stride}, ptr {target}, i64 {target_stride}, i64 {count}, i64 %depth"
@@ -199,22 +201,26 @@ def _head(spec: AttentionSpec) -> str:
             with f.loop(0, count, rows) as strip:
                 first_row = f.add(chunk.i, strip.i)
                 below = f.sub(f.add(first_row, rows), j0)
+                own = f.min(rows, f.sub(count, strip.i))
+                mask_block = f.at("%mask", f.add(f.mul(first_row, bytes_of["mask"]), f.mul(j0, element)))
                 seen = f.pick(causal, f.max(f.min(keys, below), 0), keys)
+                start, seen = strip_keys(f, symbol, has_mask, mask_block, bytes_of["mask"], own, seen, found)
+                length, skipped = f.sub(seen, start), f.mul(start, 4)
                 q_strip = f.at(q_pack, f.mul(strip.i, q_row))
-                with f.loop(0, seen, width) as panel:
+                with f.loop(start, seen, width) as panel:
                     target = f.at(scores, f.mul(panel.i, 4))
                     k_panel = f.at(k_pack, f.mul(panel.i, q_row))
                     n = f.min(f.sub(seen, panel.i), width)
                     args = f"ptr {q_strip}, i64 {q_row}, ptr {k_panel}, i64 {width * 4}, ptr {zeros}, i64 0"
                     f.do(f"call void @{symbol}_columns({args}, ptr {target}, i64 {SCORE_ROW}, i64 %depth, i64 {n})")
                 o_strip = f.at(o_sums, f.mul(strip.i, o_row))
-                with f.loop(0, f.min(rows, f.sub(count, strip.i))) as row:
+                with f.loop(0, own) as row:
                     index = f.add(first_row, row.i)
-                    mask = f.at("%mask", f.add(f.mul(index, bytes_of["mask"]), f.mul(j0, element)))
+                    mask = f.at(mask_block, f.add(f.mul(row.i, bytes_of["mask"]), f.mul(start, element)))
                     mask = str(f.pick(has_mask, mask, "null", "ptr"))
-                    sees = f.pick(causal, f.max(f.min(seen, f.sub(f.add(index, 1), j0)), 0), seen)
+                    sees = f.pick(causal, f.max(f.min(length, f.sub(f.sub(f.add(index, 1), j0), start)), 0), length)
                     args = [
-                        f"ptr {f.at(scores, f.mul(row.i, SCORE_ROW))}, ptr {mask}, i64 {sees}, i64 {seen}",
+                        f"ptr {f.at(scores, f.add(f.mul(row.i, SCORE_ROW), skipped))}, ptr {mask}, i64 {sees}, i64 {length}",
                         f"ptr {f.at(stats, f.mul(f.add(strip.i, row.i), 8))}",
                         f"ptr {f.at(o_strip, f.mul(row.i, o_row))}, i64 {f.pick(is_first, 0, padded)}",
                     ]
@@ -229,8 +235,9 @@ def _head(spec: AttentionSpec) -> str:
                     offset = f.mul(column.i, 4)
                     target = f.at(o_strip, offset)
                     init = f.pick(is_first, zeros, target, "ptr")
-                    args = f"ptr {scores}, i64 {SCORE_ROW}, ptr {f.at(v_block, offset)}, i64 {v_row}, ptr {init}"
-                    args += f", i64 {f.pick(is_first, 0, o_row)}, ptr {target}, i64 {o_row}, i64 {seen}, i64 {n}"
+                    weights, values = f.at(scores, skipped), f.at(v_block, f.add(offset, f.mul(start, v_row)))
+                    args = f"ptr {weights}, i64 {SCORE_ROW}, ptr {values}, i64 {v_row}, ptr {init}"
+                    args += f", i64 {f.pick(is_first, 0, o_row)}, ptr {target}, i64 {o_row}, i64 {length}, i64 {n}"
                     f.do(f"call void @{symbol}_columns({args})")
         with f.loop(0, count) as row:
             target = f.at("%o", f.mul(f.add(chunk.i, row.i), bytes_of["o"]))

@@ -97,6 +97,46 @@ def _scale(symbol: str, shape: Shape, dtype: str) -> str:
     return f.text()
 
 
+def visible_function(symbol: str, shape: Shape, dtype: str, panel: int) -> str:
+    """`<symbol>_visible(mask, mask_row, rows, keys, found)`: the first key that a row of a strip may see, and the one behind the last, in
+    whole panels of `panel` keys; equal where the mask is -inf for all. `mask_row`: bytes from one row to the next."""
+    f = Function(f"{symbol}_visible", [("ptr", "mask"), ("i64", "mask_row"), ("i64", "rows"), ("i64", "keys"), ("ptr", "found")])
+    lanes = shape.lanes
+    with f.loop(0, "%keys", panel, [("i64", "%keys"), ("i64", 0)]) as part:
+        end = f.min(f.add(part.i, panel), "%keys")
+        whole = f.add(part.i, f.mul(f.div(f.sub(end, part.i), lanes), lanes))
+        with f.loop(0, "%rows", 1, [("i1", "false")]) as row:
+            seen, start = row.values[0], f.at("%mask", f.mul(row.i, "%mask_row"))
+            for lo, hi, count in ((part.i, whole, lanes), (whole, end, 1)):
+                with f.loop(lo, hi, count, [("i1", seen)]) as j:
+                    ty, flag = vector(count, "float"), vector(count, "i1")
+                    value = load_as(f, shape.isa, dtype, "f32", f.at(start, f.mul(j.i, shape.element)), count)
+                    sees = f.let(f"fcmp une {ty} {value}, {const(count, -math.inf)}")
+                    if count > 1:
+                        sees = f.let(f"call i1 @llvm.vector.reduce.or.v{count}i1({flag} {sees})", "t")
+                    j.next = [f.either(sees, j.values[0])]
+                seen = j.results[0]
+            row.next = [seen]
+        first, last = part.values
+        any_seen = row.results[0]
+        part.next = [f.pick(any_seen, f.min(first, part.i), first), f.pick(any_seen, end, last)]
+    first, last = part.results
+    f.store("i64", f.min(first, last), "%found")
+    f.store("i64", last, f.at("%found", 8))
+    return f.text()
+
+
+def strip_keys(
+    f: Function, symbol: str, has_mask: str, mask: str, mask_row: Value, rows: Value, keys: Value, found: str
+) -> tuple[str, str]:
+    """The keys that a strip sees: from the one to the other; all without a mask. `found`: room for two numbers."""
+    f.store("i64", 0, found)
+    f.store("i64", keys, f.at(found, 8))
+    with f.when(has_mask):
+        f.do(f"call void @{symbol}_visible(ptr {mask}, i64 {mask_row}, i64 {rows}, i64 {keys}, ptr {found})")
+    return f.load("i64", found), f.load("i64", f.at(found, 8))
+
+
 def _start(symbol: str) -> str:
     """`<symbol>_start(stats, rows)`."""
     f = Function(f"{symbol}_start", [("ptr", "stats"), ("i64", "rows")])

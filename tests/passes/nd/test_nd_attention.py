@@ -159,3 +159,90 @@ def test_what_a_gpu_calls_for_sizes_that_are_symbols():
     module.verify()
     calls = [op.call.data.target for op in module.walk() if op.name == "nd.extern"]
     assert calls == ["aten._scaled_dot_product_cudnn_attention.default"]
+
+
+def safe(scores, v):
+    """Rows that see nothing are 0, as in torch._safe_softmax."""
+    return torch.where((scores == -math.inf).all(-1, keepdim=True), 0, torch.softmax(scores, -1)) @ v
+
+
+def places(q, k):
+    return torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])
+
+
+def causal(q, k, v):
+    i, j = places(q, k)
+    return torch.softmax(torch.where(i >= j, q @ k.mT * 0.2, -math.inf), -1) @ v
+
+
+def filled(q, k, v):
+    i, j = places(q, k)
+    return torch.softmax((q @ k.mT * 0.2).masked_fill(i < j, -math.inf), -1) @ v
+
+
+def window(q, k, v):
+    i, j = places(q, k)
+    return safe(torch.where((i >= j) & (i - j < 20), q @ k.mT * 0.2, -math.inf), v)
+
+
+def nothing_seen(q, k, v):
+    """The first rows see no key."""
+    i, j = places(q, k)
+    return safe(torch.where(i - j > 50, q @ k.mT * 0.2, -math.inf), v)
+
+
+def documents(q, k, v):
+    i, j = places(q, k)
+    return safe(torch.where(i // 37 == j // 37, q @ k.mT, -math.inf), v)
+
+
+def heads(q, k, v):
+    """Each head has a mask of its own, and distances are added."""
+    i, j = places(q, k)
+    h = torch.arange(q.shape[-3])[:, None, None]
+    return safe(torch.where(i - j < 40 * (h + 1), q @ k.mT * 0.2 + (i - j).abs().to(q.dtype) / -64, -math.inf), v)
+
+
+MASKS = [window, nothing_seen, documents, heads]
+
+
+@pytest.mark.parametrize("fn", [causal, *MASKS], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("shape", [{}, {"rank": 3}, {"queries": 200, "keys": 431}, {"queries": 431, "keys": 200}], ids=str)
+def test_masks_go_into_the_call(fn, shape):
+    args = operands(torch.float32, **shape)
+    got, launches = calls(fn, *args)
+    check_errors(got, fn(*args), fn, args)
+    assert launches <= 2  # the mask, and attention
+
+
+@pytest.mark.parametrize("fn", MASKS, ids=lambda f: f.__name__)
+def test_masks_of_other_types_and_sizes_that_are_symbols(fn):
+    args = operands(torch.bfloat16)
+    check_errors(calls(fn, *args)[0], fn(*args), fn, args)
+    args = operands(torch.float32)
+    compiled = torch.compile(fn, backend="stepwell", dynamic=True)
+    for n in (300, 77):
+        few = [x[..., :n, :].contiguous() for x in args]
+        check_errors(compiled(*few), fn(*few), fn, few)
+
+
+def rows_without_keys(q, k, v):
+    i, j = places(q, k)
+    return torch.softmax(torch.where(i - j > 5, q @ k.mT, -math.inf), -1) @ v
+
+
+def test_rows_that_see_nothing_are_nan_where_the_program_says_no_other():
+    args = operands(torch.float32)
+    got, launches = calls(rows_without_keys, *args)
+    assert launches > 2
+    torch.testing.assert_close(got, rows_without_keys(*args), equal_nan=True)
+
+
+def test_a_mask_that_is_turned_round_is_no_causal_one():
+    def anti(q, k, v):
+        i, j = places(q, k)
+        return torch.softmax(torch.where(i <= j, q @ k.mT, -math.inf), -1) @ v
+
+    args = operands(torch.float32)
+    torch.testing.assert_close(calls(anti, *args)[0], anti(*args))
+    torch.testing.assert_close(calls(filled, *args)[0], filled(*args))

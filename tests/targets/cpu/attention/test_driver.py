@@ -122,6 +122,21 @@ def test_added_mask_with_broadcast_strides(dtype, causal):
         check(dtype, q, k, v, mask=mask, causal=causal)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("first, last", [(-100, 0), (3, 40), (-700, -650), (-20, 600), (900, 950)])
+def test_keys_that_no_row_of_a_strip_sees_change_nothing(dtype, causal, first, last):
+    """Query i sees the keys i + first to i + last: blocks before, between and behind are empty, rows too."""
+    q, k, v = inputs(dtype, 1, 2, 150, 1450, 16)
+    distance = torch.arange(1450) - torch.arange(150)[:, None]
+    seen = (distance >= first) & (distance <= last)
+    mask = torch.zeros(1, 1, 150, 1450).masked_fill(~seen, float("-inf")).to(q.dtype).expand(1, 2, 150, 1450)
+    o, _ = run(q, k, v, mask=mask, causal=causal)
+    whole = seen & (distance <= 0) if causal else seen
+    want = torch.softmax((q.double() @ k.double().mT / 4).masked_fill(~whole, float("-inf")), -1).nan_to_num(0.0) @ v.double()
+    torch.testing.assert_close(o.double(), want, rtol=2e-2, atol=1e-4 if dtype == "f32" else 2e-2)
+
+
 def test_mask_of_the_lowest_number_is_as_torch_has_it():
     q, k, v = inputs("f32", 1, 1, 4, 20, 16)
     mask = torch.zeros(1, 1, 4, 20)
