@@ -289,6 +289,10 @@ def lowered(name: str, target: str = "sm_90"):
     return lower(*PROGRAMS[name], machine=target)
 
 
+ROUNDED_LESS = frozenset(("few rows by bytes and scales",))
+"""Programs whose sums are scaled, where eager scales and rounds each weight: nearer to the exact result than eager's."""
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_values(name):
     function, *args = PROGRAMS[name]
@@ -297,6 +301,11 @@ def test_values(name):
     expected = [expected] if isinstance(expected, torch.Tensor) else list(expected)
     got = run_loop(imported.module, [a.clone() for a in args], imported.constants, imported.objects)
     assert len(got) == len(expected)
+    if name in ROUNDED_LESS:
+        exact = function(*(a.double() if a.is_floating_point() else a for a in args))
+        errors = [(x.double() - exact).norm() for x in (got[0].reshape(exact.shape), expected[0])]
+        assert errors[0] <= errors[1]
+        return
     for a, b in zip(got, expected, strict=True):
         close = {torch.bfloat16: 2e-2, torch.float16: 2e-3}.get(b.dtype, 2e-4)
         torch.testing.assert_close(a.reshape(b.shape), b, rtol=close, atol=close, equal_nan=True)
