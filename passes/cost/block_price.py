@@ -28,7 +28,7 @@ SPLIT_PARTS = (1, 2, 4, 8, 16, 32, 64)
 class Sums:
     """Products of the same sizes. `row`, `column`: bytes of each term of one of these; `beside`: bytes read and written beside each element
     of the result; `kind`: the type of the factors, as GpuRates names it; `cuts`: how often a block of rows, or of
-    columns, is computed once more, with another matrix, by the same program."""
+    columns, is computed once more, with another matrix, by the same program; `share`: of that type's rate."""
 
     rows: int
     columns: int
@@ -40,6 +40,7 @@ class Sums:
     beside: float = 2
     kind: str = "bf16"
     cuts: tuple[int, int] = (0, 0)
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def block_ns(work: Sums, block: Block, gpu: Gpu, parts: int = 1) -> tuple[float,
     blocks = work.batch * rows * columns * parts
     steps = ceil(work.terms / parts / block.terms)
     step = block.terms * (block.rows * work.row + block.columns * work.column)
-    units = 2.0 * elements * block.terms * work.sums / (rates.tflops[work.kind] * 1e3 / each_rate)
+    units = 2.0 * elements * block.terms * work.sums / (rates.tflops[work.kind] * work.share * 1e3 / each_rate)
     cache = step / (rates.cache_gbs / each_rate)
     registers = block.warps * gpu.lanes * (elements * work.sums // (block.warps * gpu.lanes) + OTHER_REGISTERS)
     resident = max(1, min(gpu.registers // registers, int(gpu.shared // (step * block.stages))))

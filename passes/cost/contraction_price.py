@@ -121,17 +121,17 @@ def price(work: Contraction, gpu: Gpu) -> Price:
 
 
 def _fastest(
-    work: Contraction, gpu: Gpu, read: float, behind: float, held: int, lasting: bool, lost: int, cuts: int
+    work: Contraction, gpu: Gpu, read: float, behind: float, held: int, lasting: bool, lost: int, cuts: int, share: float = 1.0
 ) -> Price:
     """One kernel, all sums side by side, by its fastest block. `read`: bytes read for factors; `behind`: bytes read and written beside
     elements of the result; `held`: as in a work; `lasting`: the units go on meanwhile; `lost`: blocks of rows that
-    are empty; `cuts`: those that programs compute once more."""
+    are empty; `cuts`: those that programs compute once more; `share`: of the rate of the units."""
     rates = gpu.rates
     memory = (read + behind) / rates.memory_gbs
     each = 0.0 if lasting else behind / (work.batch * work.rows * work.columns)
     sums = Sums(
         work.rows, work.columns, work.depth, work.batch, work.sums, work.width, work.width * work.sums, each, work.kind,
-        (cuts, 0),
+        (cuts, 0), share,
     )  # fmt: skip
     best: Price | None = None
     for rows, columns, parts in product(TILE_SIDES, TILE_SIDES, SPLIT_PARTS):
@@ -187,7 +187,8 @@ def generated_price(work: Contraction, gpu: Gpu) -> Price:
     """The kernel of a generated product. With few rows, its blocks are small: several are on a multiprocessor at once, so that the units go
     on, and what a thread keeps is no limit."""
     few = is_few(work)
-    return _fastest(work, gpu, _read(work), work.beside + _written(work), 1 if few else work.held, few, 0, work.matrices - 1)
+    share = gpu.rates.generated.get(work.kind, 1.0)
+    return _fastest(work, gpu, _read(work), work.beside + _written(work), 1 if few else work.held, few, 0, work.matrices - 1, share)
 
 
 def _read(work: Contraction) -> float:

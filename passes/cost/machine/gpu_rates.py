@@ -1,8 +1,8 @@
 """What GPUs do in a second, from gpus.json: bytes of memory and cache, operations of the units for products by type.
 
 An entry says which card it is of and where its figures come from. `generated` holds how much of these rates a kernel of ours reaches:
-of rows weighed by a softmax of products (`weighed`), and of depthwise convolutions, which are counted by the rate of f32; `library` holds
-how much of that the library's reach, and of one product its grouped products (`grouped`).
+of rows weighed by a softmax of products (`weighed`), of depthwise convolutions, which are counted by the rate of f32, and of products of a
+type where that is not all of it; `library` holds how much of that the library's reach, and of one product its grouped products (`grouped`).
 """
 
 from __future__ import annotations
