@@ -10,7 +10,7 @@ import torch
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "explanation/cost-model.md").read_text()
-COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines() if line.startswith("opt-tool")]
 
 
 @pytest.fixture

@@ -117,14 +117,19 @@ def _int8(side: int, device: str) -> Callable[[], Any]:
     return lambda: torch.ops.aten._int_mm(x, y)
 
 
-def _float8(side: int, device: str) -> Callable[[], Any]:
-    x, y = (torch.randn(side, side, device=device).to(torch.float8_e4m3fn) for _ in range(2))
-    one = torch.ones((), device=device)
-    return lambda: torch.ops.aten._scaled_mm(x, y.t(), one, one, None, None, torch.bfloat16)
+def _float8(fast: bool) -> Callable[[int, str], Callable[[], Any]]:
+    """`fast`: the unit rounds all of a sum, else it is added up as float32."""
+
+    def build(side: int, device: str) -> Callable[[], Any]:
+        x, y = (torch.randn(side, side, device=device).to(torch.float8_e4m3fn) for _ in range(2))
+        one = torch.ones((), device=device)
+        return lambda: torch.ops.aten._scaled_mm(x, y.t(), one, one, None, None, torch.bfloat16, fast)
+
+    return build
 
 
 _PRODUCTS: dict[str, Callable[[int, str], Callable[[], Any]]] = {
     "bf16": _plain(torch.bfloat16), "f16": _plain(torch.float16), "tf32": _plain(torch.float32, "high"), "f32": _plain(torch.float32),
-    "f64": _plain(torch.float64), "i8": _int8, "f8": _float8,
+    "f64": _plain(torch.float64), "i8": _int8, "f8": _float8(True), "f8_f32": _float8(False),
 }  # fmt: skip
 """Type, as the rates name it -> what makes a product of it."""

@@ -411,10 +411,12 @@ def test_nothing_leaks(native):
         with pytest.raises(AssertionError):
             run([x[1:]])
     assert sys.getrefcount(x) == before
+    gc.collect()
     blocks = sys.getallocatedblocks()
     for _ in range(200):
         with pytest.raises(RuntimeError):
             run([x])
+    gc.collect()
     assert sys.getallocatedblocks() - blocks < 150
 
 
