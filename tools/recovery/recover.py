@@ -37,7 +37,7 @@ SEARCH_SECONDS = 20.0
 """How long operators that make a compilation fail are looked for; then more than those may be left to ATen."""
 
 _WITHOUT_CACHE = ("done without the cache", "the time that the cache saves, in each process")
-_cache_said: set[tuple[str, str]] = set()
+_cache_said: set[str] = set()
 """Failures of the cache, which are said once in a process: they are the same for each graph."""
 
 """A rewrite of an FX graph in place, with its name."""
@@ -87,7 +87,7 @@ class Recovery:
         self.active = active and options.on_failure != "raise"
         self.times = 0
         """How often something was left out."""
-        self._said: set[tuple[str, str]] = set()
+        self._said: set[str] = set()
 
     def check(self, error: BaseException) -> None:
         """Raise what ends the user's program."""
@@ -206,10 +206,11 @@ class Recovery:
     def say(
         self, level: str, error: BaseException, done: str, cost: str, gm: GraphModule | None = None, diagnosis: Diagnosis | None = None
     ) -> None:
-        """Count a failure and warn of it, once for each that looks the same; `gm` is the graph that it is about."""
+        """Count a failure and warn of it, once for each that looks the same, whatever each graph does without; `gm` is the graph that it is
+        about."""
         self.times += 1
         count(f"recovered.{level}")
-        signature = level, _signature(error)
+        signature = _signature(error)
         said = _cache_said if level == "cache" else self._said
         if signature in said:
             log.info("graph %d: %s", self.number, done)
