@@ -175,7 +175,10 @@ def _row(symbol: str, shape: Shape, dtype: str, weights: str) -> str:
             ty = vector(count, "float")
             with f.loop(lo, hi, count) as j:
                 mask = load_as(f, shape.isa, dtype, "f32", f.at("%mask", f.mul(j.i, shape.element)), count)
-                f.store(ty, f.let(f"fadd {ty} {scaled(f.load(ty, scores(j.i)), count)}, {mask}"), scores(j.i))
+                added = f.let(f"fadd {ty} {scaled(f.load(ty, scores(j.i)), count)}, {mask}")
+                # a key that is hidden is so whatever its score: NaN, or infinite
+                hidden = f.let(f"fcmp oeq {ty} {mask}, {const(count, -math.inf)}")
+                f.store(ty, f.let(f"select {vector(count, 'i1')} {hidden}, {ty} {mask}, {ty} {added}"), scores(j.i))
     if scales:
         factor = str(f.pick(has_mask, "1.0", "%scale", "float"))
 

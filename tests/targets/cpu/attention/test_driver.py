@@ -137,6 +137,19 @@ def test_keys_that_no_row_of_a_strip_sees_change_nothing(dtype, causal, first, l
     torch.testing.assert_close(o.double(), want, rtol=2e-2, atol=1e-4 if dtype == "f32" else 2e-2)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("key", [float("nan"), float("inf")])
+def test_a_hidden_key_is_so_whatever_its_score(dtype, key):
+    """As where a program chooses -inf for the score."""
+    q, k, v = inputs(dtype, 1, 1, 8, 40, 16)
+    k[:, :, 7] = key
+    mask = torch.zeros(1, 1, 8, 40, dtype=q.dtype)
+    mask[..., 7] = float("-inf")
+    o, _ = run(q, k, v, mask=mask)
+    seen = [j for j in range(40) if j != 7]
+    torch.testing.assert_close(o, run(q, k[:, :, seen].contiguous(), v[:, :, seen].contiguous())[0], rtol=2e-2, atol=1e-4)
+
+
 def test_mask_of_the_lowest_number_is_as_torch_has_it():
     q, k, v = inputs("f32", 1, 1, 4, 20, 16)
     mask = torch.zeros(1, 1, 4, 20)
