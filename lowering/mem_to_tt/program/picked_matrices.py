@@ -21,6 +21,7 @@ from ....dialects.nd.types import I32_MAX
 from ....dialects.tt.types import shape_of
 from ....passes.gpu.nest_types import UnsupportedNest
 from ....passes.gpu.tiles.product_nests import Side
+from ....passes.mem.mem_split_scalars import slice_of
 from ..joined_axes import Values, reduce_values
 from ..state import State
 
@@ -35,7 +36,7 @@ def lower_by_matrix(kernel: NestLowering, picked: Dim, side: Side) -> None:
     if axis is None:
         raise UnsupportedNest("schedule: with dot an axis has all loops by which rows pick their matrix")
     index = s.info.opaque[picked]
-    before = _needed(index, block)
+    before = slice_of([index], block)
     kernel.lower_body(block, [op for op in block.ops if op not in before])
     of_rows, rows, copy_out = s.dims[picked], s.axes[axis].mask, s.copy_out
     if shape_of(of_rows.type) is None:
@@ -62,18 +63,6 @@ def lower_by_matrix(kernel: NestLowering, picked: Dim, side: Side) -> None:
     s.copy_out = None  # a block has rows that are not stored
     kernel.repeat(s.info.root, b.add(last, b.int(1, s.index)), 1, [], step, first)
     s.axes[axis].mask, s.dims[picked], s.copy_out = rows, of_rows, copy_out
-
-
-def _needed(value: SSAValue, block: Block) -> set[Operation]:
-    """The operations of a block that a value is computed by."""
-    found: set[Operation] = set()
-    worklist = [value]
-    while worklist:
-        op = worklist.pop().owner
-        if isinstance(op, Operation) and op.parent is block and op not in found:
-            found.add(op)
-            worklist += op.operands
-    return found
 
 
 def _of_all(s: State, value: SSAValue, axis: int, how: type[Operation]) -> SSAValue:
