@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.utils import _pytree as pytree
 
 from ..calls.object_calls import object_call
@@ -53,12 +53,21 @@ def _operator(name: str) -> Any:
 
 def asserted_places(b: Importer, node: Node, new: set[str]) -> tuple[Place, ...]:
     """The numbers of a node's result that torch has replaced by what they are asserted to be: those without a symbol of `new`."""
-    bindings = node.meta.get("unbacked_bindings") or {}
-    return tuple(place for place in bindings.values() if not _symbols(pytree.key_get(b.val, place)) & new)
+    return tuple(place for place in _bindings(node) if not _symbols(pytree.key_get(b.val, place)) & new)
+
+
+def bound_symbols(node: Node) -> set[str]:
+    """The symbols that are, as they stand, numbers which a node's result has from the data."""
+    numbers = (pytree.key_get(node.meta["val"], place) for place in _bindings(node))
+    return {n.node.expr.name for n in numbers if isinstance(n, torch.SymInt) and n.node.expr.is_Symbol}
+
+
+def _bindings(node: Node) -> Iterable[Place]:
+    return (node.meta.get("unbacked_bindings") or {}).values()
 
 
 def _symbols(number: Any) -> set[str]:
-    return set() if isinstance(number, (bool, int, float)) else {s.name for s in free_unbacked_symbols(number)}
+    return {s.name for s in free_symbols(number)}
 
 
 def asserted_call(b: Importer, node: Node, places: tuple[Place, ...]) -> Any:

@@ -26,7 +26,7 @@ from ..regions import higher_order
 from ..rules import complex_numbers
 from ..rules.unbacked_views import data_dependent_view
 from . import device_parts, devices
-from .asserted_symbols import asserted_call, asserted_places
+from .asserted_symbols import asserted_call, asserted_places, bound_symbols
 from .builder import Uncovered
 from .errors import GraphImportError
 from .metadata import element_type
@@ -101,8 +101,8 @@ class Importer(NodeBuilder):
         return self.call(node, target, val)
 
     def unbound_symbols(self, node: Node) -> set[str]:
-        """Unbacked symbols in the sizes, strides and numbers of a node that nothing before it defines: the node's call
-        does."""
+        """Symbols in the sizes, strides and numbers of a node that nothing before it defines: the node's call does. They are
+        unbacked, or stand for an unbacked one that the program asserts to be a number which is no argument of the graph."""
         seen: list[Any] = []
         for item in externs.flat(node.meta.get("val")):
             if isinstance(item, torch.Tensor) and item.layout == torch.strided:
@@ -110,6 +110,7 @@ class Importer(NodeBuilder):
             elif isinstance(item, (torch.SymInt, torch.SymFloat, torch.SymBool)):
                 seen.append(item)
         names = {s.name for item in seen if not isinstance(item, int) for s in free_unbacked_symbols(item)}
+        names |= bound_symbols(node)
         return names - self.known_unbacked - self.argument_symbols - self.float_symbols.keys()
 
     def call(self, node: Node, target: Any, val: Any, defines: bool = False) -> Any:

@@ -117,3 +117,18 @@ def test_an_assertion_without_words_is_said_in_numbers(captured):
         compiled(torch.tensor([1, 0]))
     line = program.__code__.co_firstlineno + 1
     assert f"test_asserted_symbols.py:{line}" in "".join(error.value.__notes__)
+
+
+def test_an_assertion_about_a_number_that_is_no_argument(captured):
+    """Torch writes the symbol of `n` for the size that the data gives, and leaves `n` out of the graph."""
+
+    def program(x, n):
+        z = x.nonzero()
+        torch._check(z.size(0) == n.item())
+        return z * 2
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="stepwell", fullgraph=True)
+    for x in (torch.tensor([1, 2, 0]), torch.tensor([0, 3, 4, 0]), torch.tensor([0, 1, 4, 0, 5])):
+        n = x.count_nonzero()
+        assert torch.equal(compiled(x, n), program(x, n))
