@@ -140,12 +140,48 @@ def test_one_graph_serves_few_sets_of_weights_and_then_any(monkeypatch):
             torch.testing.assert_close(run(net, x), net(x) + 1)
 
 
-def test_fz_06_frozen_graphs_are_not_cached(monkeypatch, tmp_path):
+@pytest.fixture
+def kept(monkeypatch, tmp_path):
+    """An empty cache that is used."""
     monkeypatch.setenv("STEPWELL_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("STEPWELL_CACHE", "on")
     compile_log._said.clear()
-    calls(nn.Linear(3, 3), torch.randn(2, 3))
-    assert stepwell.counters["graph_cache_bypasses"] == 1 and not (tmp_path / "graphs").exists()
+    return tmp_path
+
+
+def again(net, x) -> tuple[int, int]:
+    """Compile afresh and compare with eager; graphs that were found in the cache, and those that were not."""
+    torch._dynamo.reset()
+    before = [stepwell.counters[f"graph_cache_{what}"] for what in ("hits", "misses")]
+    calls(net, x)
+    hits, misses = (stepwell.counters[f"graph_cache_{what}"] - n for what, n in zip(("hits", "misses"), before, strict=True))
+    return hits, misses
+
+
+def test_fz_06_frozen_graphs_are_found_by_their_weights(kept):
+    """An equal model is found again, another one's weights are another graph."""
+    net = norm(nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Flatten(), nn.Linear(16 * 49, 64), nn.Linear(64, 3)))
+    x = torch.randn(2, 3, 9, 9)
+    assert again(net, x) == (0, 1)
+    assert again(copy.deepcopy(net), x) == (1, 0)
+    assert stepwell.counters["graph_cache_bypasses"] == 0
+    weights = sum(p.numel() * p.element_size() for p in net.parameters())
+    assert sum(f.stat().st_size for f in (kept / "graphs").iterdir()) < weights / 4, "weights are not written a second time"
+    with torch.no_grad():
+        net[0].bias[3] += 1
+    assert again(net, x) == (0, 1)
+    assert again(net, x) == (1, 0)
+
+
+def test_frozen_graphs_whose_inputs_differ_in_use(kept):
+    """A weight that went into a constant and an input that nothing reads are not the same."""
+    net = nn.Linear(4, 4)
+    x = torch.randn(2, 4)
+    assert again(net, x) == (0, 1)
+    assert again(nn.Sequential(copy.deepcopy(net), nn.Identity()), x) == (1, 0)
+    run = torch.compile(lambda w, b, x: F.linear(x, w, b), backend="stepwell", options=FROZEN)
+    with torch.no_grad():
+        torch.testing.assert_close(run(net.weight.detach().clone(), net.bias.detach().clone(), x), net(x))
 
 
 def test_gradients_are_as_without():

@@ -45,16 +45,13 @@ INLINE_BYTES = 1 << 12
 def find_slot(gm: GraphModule, kind: str, border: Border | None, options: Options) -> Slot | None:
     """The place of a graph in the cache; None when the options do not want one or the graph has no lasting key (which is logged once for
     each reason)."""
-    if options.freezing:
-        bypass("weights are constants of the graph")
-        return None
     if not can_cache(options):
         return None
     try:
         parts: list[str] = []
         key = graph_key(gm, kind, border, options, parts)
         trace("graph_cache_key", lambda: "\n".join(parts))
-        return Slot(key, gm)
+        return Slot(key, gm, keeps_attributes=not options.freezing)
     except Uncacheable as reason:
         bypass(str(reason))
     except Exception as error:  # what a graph may hold has no bounds; that it cannot be named must not keep it from being compiled
@@ -88,13 +85,17 @@ def graph_path(key: str) -> Path:
 
 
 class Slot:
-    """The place in the cache of the graph that is being compiled."""
+    """The place in the cache of the graph that is being compiled.
 
-    def __init__(self, key: str, gm: GraphModule):
+    keeps_attributes: whether constants that are attributes of the FX graph are written too. A frozen graph is only found by a process that
+    has its weights: a second copy of a model would fill the cache for nothing."""
+
+    def __init__(self, key: str, gm: GraphModule, keeps_attributes: bool = True):
         from ...lowering.fx_to_nd.core.metadata import shape_env
 
         self.key = key
         self.gm = gm
+        self._keeps_attributes = keeps_attributes
         self.kept = False
         """Whether the graph is in the cache."""
         self._env = shape_env(gm)
@@ -114,8 +115,11 @@ class Slot:
         """Keep a graph that was compiled since this slot was made, if it can be kept; gives what is to be run."""
         guards = tuple(g.expr for g in self._env.guards[self._guards :]) if self._env is not None else ()
         whole = replace(graph, guards=guards, places=_places(self.gm, graph.constants))
+        kept: list[Any] = whole.constants
+        if not self._keeps_attributes:
+            kept = [None if place else c for c, place in zip(kept, whole.places, strict=True)]
         try:
-            data = to_bytes(replace(whole, code=b""), self.gm)
+            data = to_bytes(replace(whole, code=b"", constants=kept), self.gm)
         except (Uncacheable, pickle.PicklingError, TypeError, AttributeError) as error:
             bypass(str(error))
             return graph
@@ -147,6 +151,8 @@ def read_graph(key: str, gm: GraphModule | None) -> CompiledGraph | None:
     if code is None:
         return None
     constants = found.constants
+    if gm is None and any(c is None for c in constants):  # the weights of a frozen graph
+        return None
     if gm is not None:
         constants = [_attribute(gm, place) if place else c for place, c in zip(found.places, constants, strict=True)]
     return replace(found, code=code, constants=constants)

@@ -100,6 +100,7 @@ class Writer:
         elif node.op == "placeholder":
             self.parts.append(str(node.target))  # named in messages
             self.parts.append(type(node.meta.get("desc")).__name__)  # whether it is a base that inputs share
+            self.parts += sorted(key for key in node.meta if str(key).startswith("stepwell."))  # such as: was made a constant
         elif node.op == "output":
             self.value(node.args)
         else:

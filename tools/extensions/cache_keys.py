@@ -94,17 +94,17 @@ def _loaded(name: str) -> Any:
 
 
 def tensor_digest(value: torch.Tensor) -> str:
-    """The hash of a dense tensor's elements, type and layout. Raises Uncacheable for another one."""
-    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided or value.device.type != "cpu":
+    """The hash of a dense tensor's elements, type, layout and kind of device. Raises Uncacheable for another one."""
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided or value.is_meta:
         raise Uncacheable(f"a constant is a {type(value).__name__} on {value.device}, {value.layout}")
-    head = repr((value.dtype, tuple(value.shape), value.stride(), value.is_conj(), value.is_neg()))
+    head = repr((value.device.type, value.dtype, tuple(value.shape), value.stride(), value.is_conj(), value.is_neg()))
     return hashlib.sha256(head.encode() + tensor_bytes(value)).hexdigest()
 
 
 def tensor_bytes(value: torch.Tensor) -> bytes:
     """The elements of a tensor in row-major order."""
     flat = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return flat.view(torch.uint8).cpu().numpy().tobytes() if flat.numel() else b""
 
 
 def _array_digest(value: Any) -> str:
