@@ -40,7 +40,10 @@ _SETTLED_SECONDS = 2.0
 """File systems count time in steps of up to two seconds."""
 
 _SOURCES = (".py", ".ll", ".json")
-"""The files of the package that decide what code it makes."""
+"""The kinds of files of the package that decide what code it makes."""
+
+BYSTANDERS = frozenset(("bench", "check", "demo", "docs", "explain", "fuzz", "highlight", "opt", "package", "reduce"))
+"""Rooms of `tools` that only look at what is compiled: a change there leaves every program as it is. A room that is not named here counts."""
 
 _swept: set[Path] = set()
 _mentioned: set[Path] = set()
@@ -59,10 +62,11 @@ def cache_folder() -> Path:
 
 @cache
 def environment() -> str:
-    """Versions of what takes part (torch and Triton if they are installed), and the source of this package, as one hash."""
+    """What takes part, as one hash: Python (its minor version and build, whose objects native entries look into), the versions of packages
+    (torch and Triton if they are installed), and the parts of this package that compile."""
     from importlib.metadata import PackageNotFoundError, version
 
-    digest = hashlib.sha256(repr((sys.implementation.cache_tag, sys.version_info[:3])).encode())
+    digest = hashlib.sha256(repr((sys.implementation.cache_tag, getattr(sys, "abiflags", ""))).encode())
     for name in ("torch", "llvmlite", "xdsl", "triton"):
         try:
             digest.update(f"{name} {version(name)}\n".encode())
@@ -73,8 +77,9 @@ def environment() -> str:
 
 
 def source_digest(root: Path) -> bytes:
-    """The hash of the source of the package in `root`. It is kept under the hash of what the file system knows of the files, so that they
-    need not be read; not while one has just changed: another change might have the same time."""
+    """The hash of what compiles of the package in `root`: names and contents of files, wherever it is installed. It is kept under the hash
+    of what the file system knows of the files, so that they need not be read; not while one has just changed: another change might have the
+    same time."""
     files = sorted(_source_files(root))
     about = repr((str(root), [(path, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for path, s in files]))
     path = cache_folder() / "sources" / hashlib.sha256(about.encode()).hexdigest()
@@ -83,7 +88,8 @@ def source_digest(root: Path) -> bytes:
         return kept
     digest = hashlib.sha256()
     for name, _ in files:
-        digest.update(Path(name).read_bytes())
+        content = Path(name).read_bytes()
+        digest.update(f"{Path(name).relative_to(root).as_posix()} {len(content)}\n".encode() + content)
     if time.time() - max((s.st_ctime for _, s in files), default=0.0) > _SETTLED_SECONDS:
         write(path, digest.digest())
     return digest.digest()
@@ -91,12 +97,13 @@ def source_digest(root: Path) -> bytes:
 
 def _source_files(root: Path) -> Iterator[tuple[str, os.stat_result]]:
     folders = [str(root / name) for name in ("dialects", "passes", "lowering", "targets", "tools")]
+    apart = {str(root / "tools" / name) for name in BYSTANDERS}
     while folders:
         with os.scandir(folders.pop()) as found:
             for one in found:
                 if one.name.endswith(_SOURCES):
                     yield one.path, one.stat()
-                elif one.is_dir() and one.name != "__pycache__":
+                elif one.name != "__pycache__" and one.path not in apart and one.is_dir():
                     folders.append(one.path)
 
 

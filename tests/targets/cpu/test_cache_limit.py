@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import os
 import subprocess
@@ -172,3 +173,45 @@ def test_llvm_text_and_tables_in_files_are_source(root, tmp_path, file):
     empty = cache.source_digest(package)
     (package / file).write_text("declare void @free(ptr)")
     assert cache.source_digest(package) != empty
+
+
+def test_rooms_that_only_look_do_not_count(root, tmp_path):
+    package = tmp_path / "package"
+    for name in ("dialects", "passes", "lowering", "targets", "tools/bench", "tools/backend"):
+        (package / name).mkdir(parents=True)
+    empty = cache.source_digest(package)
+    (package / "tools" / "bench" / "a.py").write_text("x = 1")
+    assert cache.source_digest(package) == empty
+    (package / "tools" / "backend" / "a.py").write_text("x = 1")
+    changed = cache.source_digest(package)
+    assert changed != empty
+    (package / "tools" / "backend" / "a.py").rename(package / "tools" / "a.py")
+    moved = cache.source_digest(package)
+    assert moved not in (empty, changed)
+    assert cache.source_digest(package.rename(tmp_path / "elsewhere")) == moved
+
+
+ALLOWED = {
+    ("tools/backend/torch_backend.py", "check"): "looks at results of programs that are there",
+    ("tools/recovery/report.py", "reduce"): "writes a report of a failure; what was compiled with something left out is not kept",
+    ("tools/find_fault.py", "check"): "is a tool",
+}
+
+
+def test_nothing_that_compiles_imports_a_room_that_only_looks():
+    """Imports inside of functions too: else a change there could leave programs of the old source in the cache."""
+    top = Path(cache.__file__).resolve().parents[2]
+    found = set()
+    for name, _ in cache._source_files(top):
+        file = Path(name).relative_to(top)
+        if file.suffix != ".py":
+            continue
+        for node in ast.walk(ast.parse(Path(name).read_bytes())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                base = (*file.parts[: len(file.parts) - node.level], *(node.module or "").split("."))
+                for parts in [base, *((*base, alias.name) for alias in node.names)]:
+                    parts = tuple(p for p in parts if p)
+                    if parts[:1] == ("tools",) and parts[1:2] and parts[1] in cache.BYSTANDERS:
+                        found.add((file.as_posix(), parts[1]))
+    assert found <= ALLOWED.keys()
+    assert {room for room in cache.BYSTANDERS if (top / "tools" / room).is_dir()} | {"package"} == cache.BYSTANDERS
