@@ -11,7 +11,7 @@
 
 Nothing in a file is an address or a path of this process, so that folders can be shared and copied. A file that was cut short or is not
 ours is made again, with one line in the log; a folder that cannot be written to (or a full disk) costs nothing but the time, and is
-mentioned once."""
+mentioned once. Behind the disk there may be a place that machines share (cache_remote.py)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from functools import cache
 from pathlib import Path
 
 from ...errors import CompileError
-from . import cache_limit
+from . import cache_limit, cache_remote
 from .features import Target, target
 
 log = logging.getLogger("stepwell")
@@ -43,7 +43,8 @@ _SOURCES = (".py", ".ll", ".json")
 """The kinds of files of the package that decide what code it makes."""
 
 BYSTANDERS = frozenset(("bench", "check", "demo", "docs", "explain", "fuzz", "highlight", "opt", "package", "reduce"))
-"""Rooms of `tools` that only look at what is compiled: a change there leaves every program as it is. A room that is not named here counts."""
+"""Rooms of `tools` that only look at what is compiled: a change there leaves every program as it is. A room without its name
+here counts."""
 
 _swept: set[Path] = set()
 _mentioned: set[Path] = set()
@@ -163,21 +164,45 @@ def shared_object(text: str) -> bytes:
 
 
 def read(path: Path) -> bytes | None:
-    """What `write` put there; None if the file is missing, cut short or somebody else's."""
+    """What `write` put there, here or on another machine that shares a place with this one (cache_remote.py); None if the file is missing,
+    cut short or somebody else's."""
     try:
         with open(path, "rb") as file:
             content, changed = file.read(), os.fstat(file.fileno()).st_mtime
     except (FileNotFoundError, NotADirectoryError):  # of a folder that is none, whoever writes to it says so
-        return None
+        return _fetched(path)
     except OSError as error:
         log.warning("cache: %s cannot be read and is made again: %s", path, error)
         return None
-    data = content[_HEAD:]
-    if data and content.startswith(_MAGIC) and hashlib.sha256(data).digest() == content[len(_MAGIC) : _HEAD]:
+    data = checked(content)
+    if data is not None:
         cache_limit.used(path, changed)
         return data
     discard(path, "is damaged or of another program")
+    return _fetched(path)
+
+
+def checked(content: bytes) -> bytes | None:
+    """The data of a file of the cache; None for another file, or a damaged one."""
+    data = content[_HEAD:]
+    if data and content.startswith(_MAGIC) and hashlib.sha256(data).digest() == content[len(_MAGIC) : _HEAD]:
+        return data
     return None
+
+
+def _fetched(path: Path) -> bytes | None:
+    """The entry of the place that machines share, which is then on the disk too; None without one."""
+    kind = path.parent.name
+    shared = cache_remote.place() if kind in cache_remote.SHARED else None
+    content = shared.get(kind, path.name) if shared is not None else None
+    if content is None:
+        return None
+    data = checked(content)
+    if data is None:
+        log.info("cache: %s of %s is damaged and is made again", path.name, shared.address if shared else "")
+    elif write_atomically(path, content):
+        cache_limit.wrote(path, len(content))
+    return data
 
 
 def discard(path: Path, problem: str) -> None:
@@ -196,9 +221,12 @@ def forget(path: Path) -> None:
 
 def write(path: Path, data: bytes) -> bool:
     """Keep `data` under `path` with a checksum, for `read`; False if that is not possible."""
-    done = write_atomically(path, _MAGIC + hashlib.sha256(data).digest() + data)
+    content = _MAGIC + hashlib.sha256(data).digest() + data
+    done = write_atomically(path, content)
     if done:
-        cache_limit.wrote(path, _HEAD + len(data))
+        cache_limit.wrote(path, len(content))
+    if path.parent.name in cache_remote.SHARED and (shared := cache_remote.place()) is not None:
+        shared.put(path.parent.name, path.name, content)
     return done
 
 

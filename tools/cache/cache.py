@@ -11,10 +11,12 @@ What a running program needs of a file that is removed, it has already or makes 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...targets.cpu import cache_remote
 from ...targets.cpu.cache import cache_folder
 from ...targets.cpu.cache_limit import KINDS, TABLES, VARIABLE, entries, limit, parse_size, remove, sweep
 
@@ -25,6 +27,8 @@ def show(root: Path) -> None:
     """Print the table."""
     most = limit()
     found = list(entries(root))
+    if shared := os.environ.get(cache_remote.VARIABLE):
+        print(f"behind it: {cache_remote.shown(shared)}")
     bound = f"of at most {_readable(most)} ({VARIABLE})" if most is not None else "without a limit"
     print(f"{root}: {_readable(sum(e.bytes for e in found))} {bound}")
     now = time.time()

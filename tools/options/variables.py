@@ -14,7 +14,7 @@ from .options import DECLARED, option_types
 log = logging.getLogger("stepwell")
 
 _OPTION_VARIABLES = tuple(f"STEPWELL_{name.upper()}" for name in DECLARED)
-VARIABLES = (*_OPTION_VARIABLES, "STEPWELL_CACHE_DIR", "STEPWELL_CPU", "STEPWELL_HOST", "STEPWELL_INTERPRET")
+VARIABLES = (*_OPTION_VARIABLES, "STEPWELL_CACHE_DIR", "STEPWELL_CACHE_URL", "STEPWELL_CPU", "STEPWELL_HOST", "STEPWELL_INTERPRET")
 """The variables of the environment that stepwell reads."""
 
 _WORDS = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false": False, "off": False, "no": False}
