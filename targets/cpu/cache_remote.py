@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit, urlunsplit
 
@@ -25,10 +26,14 @@ VARIABLE = "STEPWELL_CACHE_URL"
 SHARED = frozenset(KINDS) - {"sources"}
 """The kinds of entries that another machine can use."""
 
-_PATIENCE_SECONDS = 2.0
-"""An access that takes longer is given up."""
-_PAUSE_SECONDS = 60.0
-"""How long a place is left alone that did not answer."""
+
+@dataclass(frozen=True)
+class Limits:
+    """How long an access may take until it is given up, and how long a place is left alone that did not answer."""
+
+    access_seconds: float = 2.0
+    pause_seconds: float = 60.0
+
 
 _EXTRA = "pip install 'stepwell[remote]'"
 
@@ -54,13 +59,13 @@ class Store(Protocol):
 class RedisStore:
     """A Redis server: keys `stepwell:<kind>:<name>`. What it keeps, and for how long, its own settings say (maxmemory)."""
 
-    def __init__(self, url: str):
+    def __init__(self, url: str, limits: Limits):
         import redis
         from redis.backoff import NoBackoff
         from redis.retry import Retry
 
         self._client: Any = redis.Redis.from_url(
-            url, socket_timeout=_PATIENCE_SECONDS, socket_connect_timeout=_PATIENCE_SECONDS, retry=Retry(NoBackoff(), 0)
+            url, socket_timeout=limits.access_seconds, socket_connect_timeout=limits.access_seconds, retry=Retry(NoBackoff(), 0)
         )
 
     def get(self, kind: str, name: str) -> bytes | None:
@@ -103,7 +108,7 @@ def place() -> Place | None:
     with _lock:
         if key not in _places:
             try:
-                _places[key] = Place(store_of(url), shown(url))
+                _places[key] = Place(store_of(url, Limits()), shown(url))
             except (ImportError, ValueError) as error:
                 log.error("the variable %s: %s; the disk alone is used", VARIABLE, error)
                 os.environ.pop(VARIABLE, None)
@@ -111,14 +116,14 @@ def place() -> Place | None:
         return _places[key]
 
 
-def store_of(url: str) -> Store:
+def store_of(url: str, limits: Limits) -> Store:
     """The client for an address. ImportError where its package is missing, ValueError for what is no address."""
     scheme = urlsplit(url).scheme
     if not scheme:
         raise ValueError(f"{url!r} is no address; it takes redis://host:port/db, or what fsspec knows: s3://bucket/folder, file:///folder")
     package = "redis" if scheme in ("redis", "rediss", "unix") else "fsspec"
     try:
-        return RedisStore(url) if package == "redis" else FsspecStore(url)
+        return RedisStore(url, limits) if package == "redis" else FsspecStore(url)
     except ImportError as error:
         hint = _EXTRA if getattr(error, "name", None) == package else str(error)
         raise ImportError(f"{shown(url)} needs a package that is not installed: {hint}") from error
@@ -136,8 +141,9 @@ def shown(url: str) -> str:
 class Place:
     """A store with limits of time: its methods raise nothing."""
 
-    def __init__(self, store: Store, address: str):
+    def __init__(self, store: Store, address: str, limits: Limits | None = None):
         self.address = address
+        self._limits = limits or Limits()
         self._store = store
         self._warned = False
         self._paused_until = 0.0
@@ -150,7 +156,7 @@ class Place:
         if self._paused:
             return None
         try:
-            found = within(_PATIENCE_SECONDS, lambda: self._store.get(kind, name))
+            found = within(self._limits.access_seconds, lambda: self._store.get(kind, name))
         except Exception as error:  # each client library has errors of its own
             self._failed(error)
             return None
@@ -178,7 +184,7 @@ class Place:
     def _stuck(self) -> bool:
         """Whether an entry is being sent for so long that no more are to wait behind it; then it is said."""
         since = self._sending_since
-        if since is None or time.monotonic() - since < 5 * _PATIENCE_SECONDS:
+        if since is None or time.monotonic() - since < 5 * self._limits.access_seconds:
             return False
         self._failed(TimeoutError("an entry is not taken"))
         return True
@@ -203,7 +209,7 @@ class Place:
 
     def _failed(self, error: Exception) -> None:
         counts["failed"] += 1
-        self._paused_until = time.monotonic() + _PAUSE_SECONDS
+        self._paused_until = time.monotonic() + self._limits.pause_seconds
         if not self._warned:
             self._warned = True
             why = f"{type(error).__name__}: {error}".partition("\n")[0]

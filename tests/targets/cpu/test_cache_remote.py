@@ -14,6 +14,7 @@ import pytest
 
 from stepwell.targets.cpu import cache, cache_remote
 
+LIMITS = cache_remote.Limits
 fsspec = pytest.importorskip("fsspec")
 
 
@@ -151,7 +152,7 @@ def test_a_server_that_is_not_there(tmp_path, monkeypatch, caplog):
 
 def test_a_server_that_never_answers(tmp_path, monkeypatch, caplog):
     pytest.importorskip("redis")
-    monkeypatch.setattr(cache_remote, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(cache_remote, "Limits", lambda: LIMITS(access_seconds=0.05))
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -171,14 +172,14 @@ class Slow:
     put = get
 
 
-def test_an_answer_after_the_limit_is_none(monkeypatch, caplog):
-    monkeypatch.setattr(cache_remote, "_PATIENCE_SECONDS", 0.02)
-    place = cache_remote.Place(Slow(), "slow://")
+def test_an_answer_after_the_limit_is_none(caplog):
+    limits = LIMITS(access_seconds=0.02)
+    place = cache_remote.Place(Slow(), "slow://", limits)
     assert place.get("graphs", "key") is None
     assert warnings(caplog) == [
         "cache: slow:// does not answer as it should, and is done without: TimeoutError: no answer within 0.02 seconds"
     ]
-    other = cache_remote.Place(Slow(), "slow://")
+    other = cache_remote.Place(Slow(), "slow://", limits)
     other.put = lambda *given: other._waiting.put(given)
     other._sending_since = time.monotonic() - 1.0
     other.put("graphs", "key", b"data")
@@ -186,13 +187,12 @@ def test_an_answer_after_the_limit_is_none(monkeypatch, caplog):
     assert len(warnings(caplog)) == 2
 
 
-def test_a_place_is_asked_again_after_a_while(monkeypatch, caplog):
+def test_a_place_is_asked_again_after_a_while(caplog):
     class Ill:
         def get(self, kind, name):
             raise OSError("ill")
 
-    monkeypatch.setattr(cache_remote, "_PAUSE_SECONDS", 0.0)
-    place = cache_remote.Place(Ill(), "ill://")
+    place = cache_remote.Place(Ill(), "ill://", LIMITS(pause_seconds=0.0))
     for _ in range(3):
         assert place.get("graphs", "key") is None
     assert cache_remote.counts["failed"] == 3 and len(warnings(caplog)) == 1
