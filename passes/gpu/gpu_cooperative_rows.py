@@ -71,8 +71,6 @@ MAX_RUN_CHUNKS = 32
 """Blocks that a program keeps of its runs at most: each is code of its own, and what Triton makes of 224 takes a minute."""
 CLEARS = "clears"
 """Attribute of a nest that clears a workspace which may be memory that stays."""
-MIN_MOVED_BYTES = 64 << 20
-"""Bytes that a nest moves at least: what is less stays in the cache, where rows may as well be read twice."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +88,8 @@ class GpuCooperativeRows(Pass):
     most: int = MAX_PART_ELEMENTS
     """Elements that each program keeps at most."""
 
-    least: int = MIN_MOVED_BYTES
-    """Bytes that a nest moves at least."""
+    least: int = -1
+    """Bytes that a nest moves at least; -1: what the cache of the GPU does not hold, where rows may as well be read twice."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_facts(op)
@@ -143,7 +141,8 @@ class GpuCooperativeRows(Pass):
         # where deviations wait for a mean (group norm), nothing is under way meanwhile but what another program has
         moments = any("welford" in n.op.kind_names for n in inside if isinstance(n.op, loop.ReduceOp))
         alone = min(self.alone, config.MAX_ALL_WARPS_ELEMENTS) if moments else self.alone
-        if not kept or (elements <= alone and not crowded) or sizes.trips(info.root.loops) * longest * kept < self.least // 4:
+        least = gpu.cache_bytes if self.least < 0 else self.least
+        if not kept or (elements <= alone and not crowded) or sizes.trips(info.root.loops) * longest * kept < least // 4:
             raise UnsupportedNest("")
         if config.column_loop(info, sizes) is not None:
             raise UnsupportedNest("a part of a row is not contiguous")

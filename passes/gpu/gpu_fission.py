@@ -29,7 +29,6 @@ from ..analysis.reduction_kinds import Cursor
 from ..analysis.schedule_attrs import GPU, schedule_table
 from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
-from ..cost.machine.gpu_rates import PROGRAMS
 from ..loop.transform.loop_rewrite import add_out, clone_into
 from ..loop.transform.nest_transform import label_of
 from ..manager.pass_manager import Pass
@@ -84,10 +83,9 @@ def nanoseconds(
     programs = config.choose(info, hints, gpu).programs(sizes)
     inside = [n for child in info.root.children if child.op in loops for n in child.walk()]
     moved = sum(moves for n in inside for _, _, moves in bytes_moved(n, info, sizes))
-    rate = PROGRAMS.rows_bytes_per_ns if config.column_loop(info, sizes) is None else PROGRAMS.columns_bytes_per_ns
+    way = "rows" if config.column_loop(info, sizes) is None else "columns"
     share = (shortest_run(info, sizes) or MIN_RUN_BYTES) / MIN_RUN_BYTES
-    bandwidth = PROGRAMS.memory_bytes_per_ns
-    return moved / (min(bandwidth, programs * rate) * share), moved / bandwidth + len(loops) * PROGRAMS.launch_ns
+    return moved / (gpu.programs_gbs(programs, way) * share), moved / gpu.rates.memory_gbs + len(loops) * gpu.start_ns
 
 
 def _last_loops(nest: loop.NestOp) -> list[loop.ForOp]:

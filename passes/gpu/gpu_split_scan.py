@@ -33,7 +33,6 @@ from ..analysis.reduction_kinds import Cursor, combine, identity, unscaled
 from ..analysis.schedule_attrs import GPU, schedule_table
 from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
-from ..cost.machine.gpu_rates import PROGRAMS
 from ..loop.transform.loop_rewrite import clone_into, drop_index, index_op, needed_by, replace_loops
 from ..loop.transform.nest_transform import Refused, label_of
 from ..manager.pass_manager import Pass
@@ -97,10 +96,9 @@ class GpuSplitScan(Pass):
         inside = [n for scan in scans for n in info.nodes[scan].walk()]
         moved = [(a.is_store, number) for n in inside for a, _, number in bytes_moved(n, info, sizes)]
         once, read = sum(number for _, number in moved), sum(number for stores, number in moved if not stores)
-        rate = PROGRAMS.scanned_rows_bytes_per_ns if columns == 1 else PROGRAMS.scanned_columns_bytes_per_ns
         whole = choose(info, hints, gpu).programs(sizes)
-        bandwidth = PROGRAMS.memory_bytes_per_ns
-        if once / min(bandwidth, whole * rate) < MIN_SPEEDUP * ((once + read) / bandwidth + PROGRAMS.launch_ns):
+        reached = gpu.programs_gbs(whole, "scanned_rows" if columns == 1 else "scanned_columns")
+        if once / reached < MIN_SPEEDUP * ((once + read) / gpu.rates.memory_gbs + gpu.start_ns):
             return 0
         blocks = round(trips / (block * parts))
         near = range(-(-blocks // 2), blocks * 3 // 2 + 1)

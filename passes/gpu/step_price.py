@@ -29,7 +29,6 @@ from ..cost.cost_model import Bound, Cost, Work, body_work
 from ..cost.footprint import of_nest
 from ..cost.library_cost import extern_cost, is_attention, product_sizes
 from ..cost.machine.gpu import Gpu
-from ..cost.machine.gpu_rates import PROGRAMS
 from ..cost.nest_cost import Cost as Units
 from .tiles.candidates import read_tile
 from .tiles.product_nests import factors
@@ -70,13 +69,9 @@ def _nest(nest: loop.NestOp, hints: Mapping[str, int], gpu: Gpu) -> Cost:
     vector_ns = (flops + SPECIAL_OPS * specials) / vector_rate
     cached = sum(moved for node in info.root.walk() for _, _, moved in bytes_moved(node, info, sizes)) if not tile.dot else 0
     work = Work(float(read), float(written), flops=matrix.flops + flops, specials=specials, iterations=float(programs))
-    return _cost(work, max(matrix.ns, vector_ns), float(cached), programs * _program_rate(info), gpu)
-
-
-def _program_rate(info: NestAccess) -> float:
-    """Bytes that one program goes through in a nanosecond, on a multiprocessor of its own."""
     scans = any(isinstance(node.op, loop.ScanOp) for node in info.root.walk())
-    return PROGRAMS.scanned_rows_bytes_per_ns if scans else PROGRAMS.rows_bytes_per_ns
+    reached = programs * gpu.rates.program_gbs["scanned_rows" if scans else "rows"]
+    return _cost(work, max(matrix.ns, vector_ns), float(cached), reached, gpu)
 
 
 class _Matrix(NamedTuple):

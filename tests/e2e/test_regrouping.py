@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -91,7 +90,7 @@ def gpu(request, fresh, monkeypatch):
         monkeypatch.setattr(config, "MAX_SCANNED_ROW_ELEMENTS", 8)
     if request.param == "parts":
         monkeypatch.setattr(split_scan, "SCANNED_PART_ELEMENTS", 8)
-        monkeypatch.setattr(split_scan, "PROGRAMS", replace(split_scan.PROGRAMS, launch_ns=0.0))
+        monkeypatch.setattr(split_scan, "MIN_SPEEDUP", 0.0)
     with isolated():
         stepwell.register_target(ShortTiles if request.param == "parts" else InterpretedTarget, replace=True)
         yield request.param

@@ -6,13 +6,11 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from ...dialects.machine import MachineAttr
 from ...lowering import mem_to_tt
 from ...passes import gpu
-from ...passes.cost.machine.gpu_rates import PROGRAMS
 from ...targets.target import isolated, register_target
 from ..interpret.target import InterpretedTarget
 
@@ -22,8 +20,7 @@ SMALL_LIMITS = {
     "MAX_SCANNED_ROW_ELEMENTS": 16, "SCANNED_PART_ELEMENTS": 8, "TILE_COLUMNS": 4, "MIN_TILE_COLUMNS": 2,
     "REDUCTION_TILE_ELEMENTS": 16, "STATES_TILE_ELEMENTS": 8, "MAX_UNROLLED_TRIPS": 3, "MAX_UNROLLED_INNER_TRIPS": 2,
     "MAX_CROSS_TRIPS": 4, "MIN_PART_ELEMENTS": 4, "SPLIT_PROGRAMS_PER_MULTIPROCESSOR": 1 << 20,
-    "IDLE_PROGRAMS_PER_MULTIPROCESSOR": 1 << 20, "MIN_SPLIT_PARTS": 2, "MIN_PART_ROWS": 1, "MIN_HALF_TRIPS": 2, "MIN_SPEEDUP": 1.0,
-    "PROGRAMS": replace(PROGRAMS, launch_ns=0.0, rows_bytes_per_ns=1e9),
+    "IDLE_PROGRAMS_PER_MULTIPROCESSOR": 1 << 20, "MIN_SPLIT_PARTS": 2, "MIN_PART_ROWS": 1, "MIN_HALF_TRIPS": 2, "MIN_SPEEDUP": 0.0,
 }  # fmt: skip
 """Constants of passes/gpu and lowering/mem_to_tt with which rules for large tensors apply to small ones."""
 THRESHOLDS = {

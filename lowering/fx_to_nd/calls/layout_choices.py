@@ -17,6 +17,7 @@ from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, IntegerAttr, i64
 from xdsl.ir import Attribute
 
 from ....dialects.expr import ONE
+from ....passes.cost.machine.gpu_rates import HOST_BOUND_CONVOLUTION
 from ....passes.cost.machine.prices import prices
 from ..core.importer import Importer
 
@@ -46,8 +47,8 @@ class CuDnn:
     `depthwise`: windows of 3x3, and each further element of the window. `wide_window`: the gradient of depthwise weights in float32, of
     windows of more than 25 elements.
 
-    `host_bound_elements`: of input and result together, below which float32 convolutions that may round to TF32 have no preference. By rows
-    cuDNN mostly computes them without TF32, channels-last with it, and what a call saves the device the host does not see."""
+    Float32 convolutions that may round to TF32 have no preference where the host is the slower (HOST_BOUND_CONVOLUTION). By rows cuDNN
+    mostly computes them without TF32, channels-last with it, and what a call saves the device the host does not see."""
 
     call_ns: float
     dense_ns_per_byte: dict[str, float]
@@ -57,7 +58,6 @@ class CuDnn:
     misfit_pixels_ns_per_byte: float
     depthwise_ns_per_byte: dict[str, tuple[float, float]]
     wide_window_ns_per_byte: float
-    host_bound_elements: int
 
 
 ONEDNN = prices("onednn_channels_last", OneDnn)
@@ -133,7 +133,7 @@ def cudnn_cost(sizes: Sequence[Any], x: torch.Tensor, transposed: bool, groups: 
     width, area = x.element_size(), prod(weight[2:])
     if x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return None
-    if width == 4 and _uses_tf32() and prod(source) + prod(result) < CUDNN.host_bound_elements:
+    if width == 4 and _uses_tf32() and prod(source) + prod(result) < HOST_BOUND_CONVOLUTION.elements:
         return 0.0
     plain = area == 1 and source[2:] == result[2:]
     if weight[1] == 1 and groups > 1:

@@ -16,12 +16,6 @@ if TYPE_CHECKING:
     from ..state import State
     from .loops import Loops
 
-MAX_CACHED_ROW_BYTES = 32 << 10
-"""Bytes at most of a row that is read again from the nearest cache, beside those of other programs."""
-
-MAX_RESIDENT_BYTES = 16 << 20
-"""Bytes at most of what stays in the cache for programs that read it again."""
-
 
 def note_evictions(kernel: Loops) -> None:
     """What several programs read stays in the cache, where what they write beside it would push it out. Rows that loops read one after
@@ -37,9 +31,10 @@ def note_evictions(kernel: Loops) -> None:
             if not access.is_store and linear_coeff(access.offset, node.loops[-1].dim) is not ZERO:
                 readers.setdefault(access.buffer, []).append(access)
     again = [found for found in readers.values() if len({a.node for a in found}) > 1]
-    longest = max(most_trips(n, kernel.s.info) or MAX_CACHED_ROW_BYTES for n in loops)
+    most = kernel.s.gpu.near_row_bytes
+    longest = max(most_trips(n, kernel.s.info) or most for n in loops)
     rows = kernel.tile.elements // kernel.tile.inner
-    if sum(rows * longest * element_bytes(found[0].dtype) for found in again) > MAX_CACHED_ROW_BYTES:
+    if sum(rows * longest * element_bytes(found[0].dtype) for found in again) > most:
         return
     for found in again:
         for access in found:
@@ -56,5 +51,5 @@ def _note_shared(s: State) -> None:
             continue
         elements = product(one.size for one in info.root.loops if one.dim in along)
         most = range_of(elements, info.ranges).hi
-        if most is not None and most * element_bytes(access.dtype) <= MAX_RESIDENT_BYTES:
+        if most is not None and most * element_bytes(access.dtype) <= s.gpu.resident_bytes:
             s.eviction[access.op] = "evict_last"

@@ -14,7 +14,9 @@ from .roofs import Level, Roofs
 DATA = Path(__file__).with_name("architectures.json")
 VECTOR_BYTES = 16
 """Bytes that a thread loads or stores at once; addresses are a multiple of it."""
-VECTOR_HALVES = VECTOR_BYTES // 2
+HALF_BYTES = 2
+"""Of an element of 16 bits."""
+VECTOR_HALVES = VECTOR_BYTES // HALF_BYTES
 """Elements of 16 bits in them."""
 
 
@@ -53,7 +55,7 @@ class Gpu(Roofs):
     @property
     def shared(self) -> int:
         """Bytes of shared memory that a program may have."""
-        return _shared_kb().get(self.name, 64) << 10
+        return _architectures()["shared_kb"].get(self.name, 64) << 10
 
     @property
     def casts_float8(self) -> bool:
@@ -96,6 +98,34 @@ class Gpu(Roofs):
         return rates_of(self.name)
 
     @property
+    def start_ns(self) -> float:
+        """Nanoseconds from one kernel to the next."""
+        return self.rates.start_us * 1e3
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the cache that all multiprocessors share."""
+        return int(self.rates.cache_mb * (1 << 20))
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes at most of what stays there for programs that read it again, beside what others write: a third."""
+        return self.cache_bytes // 3
+
+    @property
+    def near_row_bytes(self) -> int:
+        """Bytes at most of a row that a program reads again from the nearest cache, beside those of other programs: an eighth of it."""
+        return _architectures()["near_kb"].get(self.name, 128) << 7
+
+    def programs_gbs(self, programs: float, way: str) -> float:
+        """GB/s from memory of so many programs; `way`: what each goes through, as GpuRates.program_gbs names it."""
+        return min(self.rates.memory_gbs, programs * self.rates.program_gbs[way])
+
+    def elements_of_a_launch(self, gbs: float) -> float:
+        """Elements of 16 bits that come from memory at that rate in the time of a launch."""
+        return self.start_ns * gbs / HALF_BYTES
+
+    @property
     def gflops(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Gflop/s of its units for products of 16-bit numbers."""
         return self.rates.tflops["bf16"] * 1e3
@@ -118,9 +148,10 @@ MACHINES = {
 
 
 @cache
-def _shared_kb() -> dict[str, int]:
-    """KB of shared memory of a program at most, by architecture; its source stands in the file."""
-    return json.loads(DATA.read_text(encoding="utf-8"))["shared_kb"]
+def _architectures() -> dict[str, dict[str, int]]:
+    """By architecture: KB of shared memory of a program at most, of the nearest cache, which lies in the same memory on NVIDIA's; the
+    sources stand in the file."""
+    return json.loads(DATA.read_text(encoding="utf-8"))
 
 
 def machine(name: str, multiprocessors: int = 0, device: int = 0) -> Gpu:

@@ -20,7 +20,9 @@ DATA = Path(__file__).with_name("gpus.json")
 
 @dataclass(frozen=True)
 class GpuRates:
-    """One card. `memory_gbs`: GB/s of a copy, bytes read and written together; `cache_gbs`: from the cache that all multiprocessors share.
+    """One card. `memory_gbs`: GB/s of a copy, bytes read and written together; `cache_gbs`: from the cache that all multiprocessors share,
+    which has `cache_mb` megabytes. `program_gbs`: of one program on a multiprocessor of its own, which goes through rows, through pieces of
+    16 to 64 bytes of columns, or scans either.
     `start_us`: microseconds from one kernel to the next with nothing in it; `program_start_us`: until a program of a product can begin its
     first step, and until its end;
     `convolution_us`: how much longer the library's convolution takes than a product of its size. `tflops`: multiply-adds, counted as two,
@@ -31,8 +33,10 @@ class GpuRates:
     multiprocessors: int
     memory_gbs: float
     cache_gbs: float
+    cache_mb: float
     start_us: float
     program_start_us: float
+    program_gbs: Mapping[str, float]
     convolution_us: float
     tflops: Mapping[str, float]
     generated: Mapping[str, float]
@@ -47,16 +51,10 @@ def rates_of(name: str) -> GpuRates:
 
 
 @dataclass(frozen=True)
-class ProgramRates:
-    """What few programs of a nest reach. `memory_bytes_per_ns`: of all together; `rows`: of one that goes through rows; `columns`: of one
-    that goes through pieces of 16 to 64 bytes of columns; `scanned`: of one that scans. `launch_ns`: another kernel."""
+class HostBound:
+    """Where a call takes the host longer than the device: `elements` of input and result together, of a convolution."""
 
-    memory_bytes_per_ns: float
-    launch_ns: float
-    rows_bytes_per_ns: float
-    columns_bytes_per_ns: float
-    scanned_rows_bytes_per_ns: float
-    scanned_columns_bytes_per_ns: float
+    elements: int
 
 
-PROGRAMS = prices("gpu_programs", ProgramRates)
+HOST_BOUND_CONVOLUTION = prices("host_bound_convolution", HostBound)

@@ -15,6 +15,8 @@ from ....dialects.expr import ONE, Expr, dim, dims_subs, evaluate, free_dims, fr
 from ....dialects.expr.ranges import RangeEnv
 from ....dialects.nd.types import TensorType, element_bytes, tensor_type
 from ...analysis.nest_info import NestInfo, nest_info, uses_opaque
+from ...cost.machine import Machine
+from ...cost.machine.cpu import SERVER
 from .price import GroupWork, group_ns
 from .product_facts import MAX_FACTOR_PRODUCTS, ProductFacts
 from .types import Read
@@ -57,8 +59,8 @@ class NestFacts:
                 self.consumers.setdefault(tensor, []).append(info)
         self.scalars = _captured_scalars(self.ops)
         self.inlined: dict[SSAValue, NestInfo] = {}
-        self.keep_parallel = 0
-        """Iterations that must be left to run in parallel where one of two nests has as many, for a GPU; see LoopFuse."""
+        self.machine: Machine = SERVER
+        """What the nests are for; see LoopFuse."""
         self.price: Callable[[GroupWork], float] = group_ns
         """Nanoseconds of one nest of a plan; see LoopFuse."""
         self._reads: dict[Operation, list[Read]] = {}
@@ -275,7 +277,7 @@ class NestFacts:
         """Whether a nest computes a table from its indices (places and weights of an interpolation, a ramp), or a condition from these and
         what it reads for each row or column (which terms bounds leave), and its readers run on a GPU: they compute it once a row or column
         of a tile, for less than a launch and the loads would cost."""
-        if not self.keep_parallel or self.weight(info)[1]:
+        if not self.machine.resident_programs or self.weight(info)[1]:
             return False
         reads = self.reads(info)
         is_condition = tensor_type(info.op.results[0]).element_type == i1

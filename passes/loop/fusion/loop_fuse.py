@@ -129,7 +129,7 @@ def plan_with_directives(
 
     def planner(directives: Directives | None = None, inline: Iterable[Operation] = ()) -> Planner:
         made = Planner(func, symbols, hints, directives, inline)
-        made.keep_parallel = machine_of(func).resident_programs
+        made.machine = machine_of(func)
         made.price = options.price
         return made
 

@@ -35,6 +35,7 @@ from ....dialects.nd.types import FLOATS, tensor_type
 from ...analysis.symbols import symbol_hints
 from ...cost.library_cost import size
 from ...cost.machine import Gpu, machine_of
+from ...cost.machine.gpu_rates import HOST_BOUND_CONVOLUTION
 from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
 from .carried_scores import exact_factors, without_cast
@@ -43,7 +44,7 @@ from .grouped_products import as_grouped_terms
 from .joined_factors import as_selection, selected_factors, terms_by_part
 from .nd_small_convolutions import as_windows
 from .nd_small_products import EXACT, as_terms
-from .pixel_products import HOST_BOUND_ELEMENTS, convolution_as_product, gradients_as_products
+from .pixel_products import convolution_as_product, gradients_as_products
 from .product_choice import Candidate, Choice, ProductChooser, product_and_bias
 from .product_padding import PART_BYTES, padded_product, product_call
 from .scaled_products import ScaledProduct, scaled_product
@@ -159,7 +160,7 @@ class NdLibraryProducts(Pass):
     tiny: int = MAX_OWN_MULTIPLICATIONS
     """Multiplications of a product up to which it becomes a kernel of ours."""
 
-    small: int = HOST_BOUND_ELEMENTS
+    small: int = HOST_BOUND_CONVOLUTION.elements
     """Numbers in input and result below which a 1x1 convolution of float32, and its gradients, become products; 0: none does."""
 
     part: int = PART_BYTES

@@ -23,9 +23,6 @@ from ....dialects.nd.types import LayoutAttr, tensor_type
 from ...cost.library_cost import size
 from ..algebra.rewriter import Rewriter
 
-HOST_BOUND_ELEMENTS = 1 << 20
-"""Numbers in input and result together below which a float32 convolution takes the host longer than the device."""
-
 BACKWARD = "aten.convolution_backward.default"
 
 

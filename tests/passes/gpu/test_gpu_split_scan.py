@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -37,7 +36,7 @@ def splits(monkeypatch):
     rewrite = split_scan._Split.rewrite
     monkeypatch.setattr(split_scan._Split, "rewrite", lambda self: (found.append(self), rewrite(self))[1])
     monkeypatch.setattr(split_scan, "SCANNED_PART_ELEMENTS", 8)
-    monkeypatch.setattr(split_scan, "PROGRAMS", replace(split_scan.PROGRAMS, launch_ns=0.0))
+    monkeypatch.setattr(split_scan, "MIN_SPEEDUP", 0.0)
     monkeypatch.setattr(config, "SCANNED_STEP_ELEMENTS", 8)
     with isolated():
         stepwell.register_target(ShortParts, replace=True)

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 from .....dialects.expr import free_dims
 from ....analysis.nest_info import NestInfo
+from ....cost.machine.gpu import Gpu
 from ....cost.nest_cost import VECTOR_LANES
 from ..facts import NestFacts
 from ..price import MIN_PARALLEL_ELEMENTS, MIN_PARALLEL_TRIPS
 from ..types import Group
 from .align import Alignment
 
-LAUNCH_ELEMENTS = 1 << 22
-"""Elements that a GPU works through in the time of a few launches: with fewer, one kernel of few programs is faster than two."""
-
 MAX_SEQUENTIAL_REDUCTIONS = 4
 """Reductions that a program of a GPU may as well do one after the other."""
 
 MAX_STRAIGHT_TRIPS = 32
 """Iterations of a reduction that a program of a GPU has as straight code."""
-
-PARALLEL_REDUCTION_ELEMENTS = 1 << 13
-"""Elements of all reductions of a row that a program of a GPU works through side by side in the time of a launch."""
-
-LAUNCH_BOUND_ELEMENTS = 1 << 18
-"""Elements of a nest that takes no longer than its launch, however few programs do it."""
 
 MAX_ROW_PRODUCTS = 4
 """Products within a row, with what stands between them, that a program of a GPU does one after the other: compiling each takes Triton
@@ -47,14 +39,15 @@ class SharedLoopProfit:
         if iterations < MIN_PARALLEL_TRIPS and iterations < before and work > MIN_PARALLEL_ELEMENTS:
             return f"only {iterations} iterations would be left to run in parallel"
         most = max(self.nests.count(first.outer), self.nests.count(second.outer))
-        keep = self.nests.keep_parallel
-        if iterations < keep <= most and work > LAUNCH_ELEMENTS and not self._only_reduces(first, second, alignment):
+        gpu = self.nests.machine
+        if not isinstance(gpu, Gpu):
+            return self._idle_lanes(second, alignment)
+        keep, brief = gpu.resident_programs, work <= gpu.elements_of_a_launch(gpu.rates.memory_gbs)
+        if iterations < keep <= most and not brief and not self._only_reduces(first, second, alignment):
             return f"only {iterations} of {most} iterations would be left to run in parallel, fewer than {keep}"
-        if keep:
-            serial = self._serial_reductions(first, alignment) or self._serial_reductions(second, alignment)
-            products = self._product_inside(first, second, alignment) or self._many_products(first, second)
-            return serial or products or self._many_layers(first, second, alignment)
-        return self._idle_lanes(second, alignment)
+        serial = self._serial_reductions(first, alignment, gpu) or self._serial_reductions(second, alignment, gpu)
+        products = self._product_inside(first, second, alignment) or self._many_products(first, second)
+        return serial or products or self._many_layers(first, second, alignment)
 
     def _only_reduces(self, first: Group, second: Group, alignment: Alignment) -> bool:
         """Whether `second` has nothing but reductions, of as few rows by itself, and `first` is what these, or others, are of, element by
@@ -78,16 +71,18 @@ class SharedLoopProfit:
             return f"{piece} iterations of the last loop would be left inside, less than a vector"
         return None
 
-    def _serial_reductions(self, group: Group, alignment: Alignment) -> str | None:
-        """Why reductions of a group would run one after the other on a GPU, whose programs have one axis for the loops inside of a nest."""
+    def _serial_reductions(self, group: Group, alignment: Alignment, gpu: Gpu) -> str | None:
+        """Why reductions of a group would run one after the other on a GPU, whose programs have one axis for the loops inside of a nest.
+        Few programs go through a few elements, a column at a time, while another kernel would start; of many programs each
+        waits for the others."""
         dropped = self.nests.count(group.outer[alignment.shared :])
         each = self.nests.count(group.outer)
-        rows = self.nests.count(group.outer[: alignment.shared])
+        rows = min(self.nests.count(group.outer[: alignment.shared]), gpu.together)
+        most = gpu.elements_of_a_launch(gpu.programs_gbs(rows, "columns"))
         for m in group.members if dropped > MAX_SEQUENTIAL_REDUCTIONS else ():
             work = self.nests.iterations(m.info)
             fixed = all([e.is_const for e in (*group.outer[alignment.shared :], *m.info.inner_sizes)])
-            brief = fixed and work <= min(LAUNCH_BOUND_ELEMENTS, PARALLEL_REDUCTION_ELEMENTS * rows)
-            if work > MAX_STRAIGHT_TRIPS * each * self.nests.count(m.inner) and not brief:
+            if work > MAX_STRAIGHT_TRIPS * each * self.nests.count(m.inner) and not (fixed and work <= most):
                 return f"{dropped} reductions of each row would run one after the other"
         return None
 

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.lowering.fx.joint import training_layouts
 from stepwell.lowering.fx_to_nd.calls import layout_choices
+from stepwell.passes.cost.machine.gpu_rates import HostBound
 from stepwell.tools.compiled.counters import counters
 
 aten = torch.ops.aten
@@ -174,7 +175,8 @@ class Net(nn.Module):
 @pytest.mark.parametrize("sizes", [(4, 3, 16, 16), *(pytest.param(s, marks=pytest.mark.long) for s in SMALL_IMAGES)], ids=str)
 def test_as_eager(monkeypatch, sizes, dynamic):
     """LY-01: values, gradients and strides, with every convolution made to be channels-last."""
-    monkeypatch.setattr(layout_choices, "CUDNN", replace(layout_choices.CUDNN, call_ns=1e7, host_bound_elements=0))
+    monkeypatch.setattr(layout_choices, "CUDNN", replace(layout_choices.CUDNN, call_ns=1e7))
+    monkeypatch.setattr(layout_choices, "HOST_BOUND_CONVOLUTION", HostBound(0))
     monkeypatch.setattr(training_layouts, "_PLANES", frozenset())
     torch.manual_seed(0)
     net = Net()
@@ -199,7 +201,8 @@ def test_as_eager(monkeypatch, sizes, dynamic):
 
 @pytest.mark.parametrize("convolution", [F.conv2d, pytest.param(F.conv_transpose2d, marks=pytest.mark.long)])
 def test_strides_and_groups_that_are_symbols(monkeypatch, convolution):
-    monkeypatch.setattr(layout_choices, "CUDNN", replace(layout_choices.CUDNN, call_ns=1e7, host_bound_elements=0))
+    monkeypatch.setattr(layout_choices, "CUDNN", replace(layout_choices.CUDNN, call_ns=1e7))
+    monkeypatch.setattr(layout_choices, "HOST_BOUND_CONVOLUTION", HostBound(0))
 
     def run(x, w, stride, padding, groups):
         return convolution(x, w, stride=stride, padding=padding, groups=groups)

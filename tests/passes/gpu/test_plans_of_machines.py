@@ -1,0 +1,73 @@
+"""Plans that depend on what a GPU does in a second, and on its caches, differ where one has less of it: an A100 and an H100."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support import lower, without_data
+
+from stepwell.dialects import loop
+from stepwell.passes.cost.machine.gpu import MACHINES, machine
+
+BF16 = torch.bfloat16
+
+
+def nests(function, *args, name: str, to: str = "mem") -> int:
+    module = lower(function, *without_data(args, "cpu"), to=to, machine=name).module
+    return sum(isinstance(op, loop.NestOp) for op in module.walk())
+
+
+def batch_norm(x, w, b, mean, var):
+    return F.relu(F.batch_norm(x, mean, var, w, b, training=True)), mean, var
+
+
+def spread(x):
+    """Rows of a plane, then the plane: few programs would have all of it."""
+    y = x.softmax(2)
+    return y - y.amax((1, 2), keepdim=True)
+
+
+def test_values_part_from_rows_where_programs_are_slower():
+    """gpu-fission: the programs of an A100 go through short columns at a lower rate, and a second kernel pays earlier."""
+    x = torch.empty(3, 16, 14, 14, dtype=BF16).to(memory_format=torch.channels_last)
+    args = [x, *(torch.empty(16, dtype=BF16) for _ in range(4))]
+    assert [nests(batch_norm, *args, name=name) for name in ("sm_80", "sm_90")] == [2, 1]
+
+
+def test_a_scan_is_split_where_programs_are_slower():
+    found = [nests(lambda x: x.cumsum(1), torch.empty(4, 32768), name=name) for name in ("sm_80", "sm_90", "gfx942")]
+    assert found == [2, 1, 1]
+
+
+def test_loops_are_shared_by_few_programs_while_there_is_little():
+    """loop-fuse: 4.5 million elements take an A100 longer than a launch, an H100 not."""
+    assert [nests(spread, torch.empty(100, 704, 64), name=name, to="loop") for name in ("sm_80", "sm_90")] == [3, 2]
+
+
+def test_reductions_one_after_the_other_while_another_kernel_would_start():
+    """loop-fuse: eight rows of 1100 elements for each program, a column at a time."""
+
+    def rows(x):
+        y = x.amax(2)
+        return y.sum(1), y
+
+    assert [nests(rows, torch.empty(8, 8, 1100), name=name, to="loop") for name in ("sm_80", "sm_90")] == [2, 1]
+
+
+def test_rows_are_shared_by_programs_where_the_cache_does_not_hold_them():
+    """gpu-cooperative-rows: 45 MB."""
+
+    def shares(name: str) -> bool:
+        imported = lower(lambda x: x.softmax(1), *without_data([torch.empty(48, 245760)], "cpu"), to="mem", machine=name)
+        return "group = " in str(imported.module)
+
+    assert shares("sm_80") and not shares("sm_90")
+
+
+@pytest.mark.parametrize("name", [*MACHINES, "sm_86", "sm_100", "gfx950"])
+def test_what_is_known_of_a_gpu_is_of_use(name):
+    gpu = machine(name)
+    assert gpu.programs_gbs(1, "columns") < gpu.programs_gbs(1, "rows") < gpu.programs_gbs(10_000, "rows") == gpu.rates.memory_gbs
+    assert 0 < gpu.near_row_bytes < gpu.resident_bytes < gpu.cache_bytes
+    assert gpu.elements_of_a_launch(gpu.rates.memory_gbs) > 1 << 20
