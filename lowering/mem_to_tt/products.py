@@ -9,7 +9,7 @@ steps ahead, only where it sees matrices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ from ...passes.analysis.dependences import memory_of
 from ...passes.analysis.needed_terms import Guard
 from ...passes.analysis.nest_access import Loop, NestAccess, Node
 from ...passes.gpu.nest_types import UnsupportedNest
-from ...passes.gpu.tiles.product_nests import EXACT_BITS, factors
+from ...passes.gpu.tiles.product_nests import EXACT_BITS, factors, row_sums
 from ..nest.builder import NO_FLAGS
 from ..nest.values import Condition
 from .body import lower_one
@@ -36,6 +36,7 @@ from .builder import Builder
 from .carried.term_bounds import in_parts
 from .descriptors import load_block
 from .functions.bit_fields import bit_field, raised
+from .program.row_sums import RowSum
 from .program.scaled_terms import BlockSums, scaled_product, with_offsets
 from .state import Axis, State
 
@@ -67,14 +68,15 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
         side.unit_kinds = UNIT_FLOAT8 & {one.element for one in parts}
     choices = [one.choice for one in parts if one.choice is not None]
     known_trips = trips.value is not None and not choices
-    start = [no_sum(s, known_trips, i32 if one.element == i8 else f32) for one in parts]
+    rows = {k: RowSum(s.b, sides[axes.index(side)], _yielded(op, k)) for k, side in row_sums(s.info, node).items()}
+    start = [no_sum(s, known_trips, i32 if one.element == i8 else f32) for one in parts] + [one.start() for one in rows.values()]
 
     def step(at: SSAValue, state: Sequence[SSAValue], known: Sequence[Guard] | None = None) -> list[SSAValue]:
         certain = {guard.choice for guard in known or ()}
         sums: list[BlockSums] = []
         for side in sides:
             side.enter(at, trips, known is not None)
-        for one, total in zip(parts, state, strict=True):
+        for one, total in zip(parts, state[: len(parts)], strict=True):
             if one.choice is not None and one.choice.result not in certain:
                 for side in sides:
                     side.enter(at, trips)
@@ -88,13 +90,27 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
             left, right = (side.matrix(value, one.element) for side, value in zip(sides, values, strict=True))
             imprecise = block if one.sums == loop.PARTLY_ROUNDED_SUMS else ALL_TERMS if one.sums == loop.ROUNDED_SUMS else 0
             sums.append(BlockSums(b.place(DotOp.make(left, right, total, imprecise=imprecise)).results[0]))
-        return with_offsets(s, sums)
+        more = [one.step(total) for one, total in zip(rows.values(), state[len(parts) :], strict=True)]
+        return [*with_offsets(s, sums), *more]
 
     if trips.value is not None and trips.value <= block:
-        return step(b.int(0, s.index), start)
-    if choices:
-        return in_parts(kernel, node, trips, block, start, step)
-    return kernel.repeat(node, s.number(trips), block, start, step)
+        state = step(b.int(0, s.index), start)
+    elif choices:
+        state = in_parts(kernel, node, trips, block, start, step)
+    else:
+        state = kernel.repeat(node, s.number(trips), block, start, step)
+    return _in_order(state, len(parts), rows)
+
+
+def _yielded(op: loop.ReduceOp, number: int) -> SSAValue:
+    assert op.block.last_op is not None
+    return op.block.last_op.operands[number]
+
+
+def _in_order(state: Sequence[SSAValue], products: int, rows: Mapping[int, RowSum]) -> list[SSAValue]:
+    """The sums of products, and those of rows behind them, in the order of the reduction."""
+    sums, others = iter(state[:products]), iter(state[products:])
+    return [rows[k].end(next(others)) if k in rows else next(sums) for k in range(len(state))]
 
 
 def no_sum(s: State, known: bool, kind: Attribute = f32) -> SSAValue:
@@ -131,7 +147,7 @@ class Factor(State):
         self.own, self.terms = (1, 0) if along else (0, 1)
         self.pointers, self.sizes, self.fixed = around.pointers, around.sizes, around.fixed
         self.order, self.checks, self.eviction = around.order, around.checks, around.eviction
-        self.dims.update(around.dims)
+        self.dims.update({d: self._loaded_index(d, at) for d, at in around.dims.items()})
         self.lane(self.terms)
         if axis in around.placed:
             self.place(self.own, *around.placed[axis])
@@ -238,6 +254,11 @@ class Factor(State):
     def _loops(self) -> list[Loop]:
         """The loops that a factor may vary along."""
         return [*(self.around._loops() if isinstance(self.around, Factor) else self.info.root.loops), *self.node.loops]
+
+    def _loaded_index(self, d: Expr, at: SSAValue) -> SSAValue:
+        """A number for an index of the product's tile: one that is loaded for each place along this factor's axis stands in this tile."""
+        loaded = d in self.info.opaque and shape_of(at.type) == self.around.along(self.axis)
+        return _transposed(self.b, at) if loaded and self.own != self.axis else at
 
     def _turned(self, value: SSAValue) -> SSAValue:
         """A value of the product's tile in this one."""

@@ -7,7 +7,7 @@ may count under a condition that is the same for the whole result: those between
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects import arith
@@ -74,13 +74,38 @@ def picked_index(info: NestAccess) -> tuple[Dim, Side] | None:
 
 
 def factors(info: NestAccess, node: Node, loops: Sequence[Loop] = ()) -> Sequence[Factors]:
-    """The factors of each sum that a reduction makes, along the loops of the nest or `loops`; none where one of them is something else."""
+    """The factors of each product's sum that a reduction makes, along the loops of the nest or `loops`; none where a sum is something else
+    and not one of numbers that vary along one side alone (`row_sums`)."""
     op = node.op
     if not isinstance(op, loop.ReduceOp) or set(op.kind_names) != {"sum"} or not node.loops:
         return ()
     assert op.body.block.last_op is not None
-    found = [_factors(info, value, loops) for value in op.body.block.last_op.operands]
-    return [f for f in found if f is not None] if None not in found else ()
+    values = op.body.block.last_op.operands
+    every = [_factors(info, value, loops) for value in values]
+    found = [f for f in every if f is not None]
+    others = [value for value, f in zip(values, every, strict=True) if f is None]
+    if others and (loops or not found or not all(_side_of(info, value, found[0]) for value in others)):
+        return ()
+    return found
+
+
+def row_sums(info: NestAccess, node: Node) -> Mapping[int, Side]:
+    """The sums of a reduction that are no products beside those that are, by their number: the side that their terms vary along."""
+    op, parts = node.op, factors(info, node)
+    if not parts or not isinstance(op, loop.ReduceOp) or len(parts) == len(op.results):
+        return {}
+    assert op.body.block.last_op is not None
+    found = {k: _side_of(info, v, parts[0]) for k, v in enumerate(op.body.block.last_op.operands) if _factors(info, v, ()) is None}
+    return {k: side for k, side in found.items() if side is not None}
+
+
+def _side_of(info: NestAccess, value: SSAValue, product: Factors) -> Side | None:
+    """The side of a product that terms, which are no product, vary along; None where that is not one."""
+    if value.type != f32 or not is_straight(info, value):
+        return None
+    own = Varying(info).of_value(value)
+    sides = [side for side in product.along if not own.isdisjoint(one.dim for one in side)]
+    return sides[0] if len(sides) == 1 else None
 
 
 def _factors(info: NestAccess, value: SSAValue, loops: Sequence[Loop]) -> Factors | None:

@@ -78,7 +78,7 @@ def product_tile(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile | None:
     if not sides:
         return None
     few, many = sorted(sides, key=sizes.trips)
-    if _has_few_rows(info, few, many, sizes):
+    if has_few_rows(info, few, many, sizes):
         return _of_few_rows(info, few, many, sizes, gpu)
     work = _Product.of(info, sides, sizes)
     tile = min(_blocks(work, gpu), key=lambda tile: _ns(work, tile, gpu))
@@ -88,7 +88,7 @@ def product_tile(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile | None:
     return tile
 
 
-def _has_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes) -> bool:
+def has_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes) -> bool:
     """Whether a program has all rows, or both factors are computed on the way."""
     most = MAX_SKINNY_ROWS if not _are_windows(info, many) else MAX_SKINNY_ROWS // 2
     return sizes.trips(few) <= most or all(_how_computed(info, one) == Computed.CONVERTED for one in (few, many))
@@ -98,7 +98,7 @@ def product_parts(info: NestAccess, possible: Sequence[int], sizes: Sizes, gpu: 
     """In how many parts the sums of a product are computed fastest, of those that are `possible`; 1: they are not split."""
     sides = product_sides(info)
     few, many = sorted(sides, key=sizes.trips)
-    if _has_few_rows(info, few, many, sizes):
+    if has_few_rows(info, few, many, sizes):
         programs = _of_few_rows(info, few, many, sizes, gpu).programs(sizes)
         even, enough = [n for n in possible if n in SKINNY_SPLIT_PARTS], gpu.multiprocessors * MIN_PROGRAMS_PER_MULTIPROCESSOR
         return next((n for n in even if programs * n >= enough), even[-1]) if even and programs < enough else 1
@@ -262,7 +262,7 @@ def _of_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes, gpu: Gpu
     enough = gpu.multiprocessors * MIN_PROGRAMS_PER_MULTIPROCESSOR
     columns = next((n for n in SKINNY_BLOCK_COLUMNS if around * (sizes.trips(many) // n) >= enough), SKINNY_BLOCK_COLUMNS[-1])
     loads = [a for n in inside for a in n.accesses if not a.is_store and n.loops[-1].dim in free_dims(a.offset)]
-    each = sum(element_bytes(a.dtype) * (rows if _along(a, few) else columns) for a in loads)
+    each = sum(element_bytes(a.dtype) * (rows if _along(a, few) else columns if _along(a, many) else 1) for a in loads)
     kinds = HALVES | {f.element for n in inside for f in factors(info, n)}
     computes = any(a.dtype not in kinds for a in loads)
     stages = SKINNY_STAGES - (0 if computes else 1 if columns < SKINNY_BLOCK_COLUMNS[0] else 2)
