@@ -8,8 +8,6 @@ table of Python objects (a subgraph, a generator).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from xdsl.ir import Data
@@ -17,8 +15,8 @@ from xdsl.irdl import irdl_attr_definition
 from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 
-from ..expr import Expr
 from ..expr.syntax import parse_expr
+from ..support.call_template import Arg, Call, Enum, Obj, format_leaf
 
 KERNEL_CALL = "tt.launch"
 """The target of a call that launches a kernel of the module (a user's `tt.func`): `["name", [grid...], arguments...]`, the arguments in the
@@ -28,82 +26,7 @@ UNDEFINED = "undefined"
 """Attribute of such a call: the operands that it overwrites and whose elements have no meaning before (they come from `torch.empty`)."""
 
 
-@dataclass(frozen=True)
-class Arg:
-    """Operand `index` of the op."""
-
-    index: int
-
-
-@dataclass(frozen=True)
-class Enum:
-    """A value of one of torch's enumerations: kind is dtype, device, layout or memory_format."""
-
-    kind: str
-    value: str
-
-
-@dataclass(frozen=True)
-class Obj:
-    """Entry `index` of the module's table of Python objects."""
-
-    index: int
-
-
-@dataclass(frozen=True)
-class Call:
-    """Operator name and the templates of its positional and keyword arguments (tuples stand for lists)."""
-
-    target: str
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...] = ()
-
-    def leaves(self) -> Iterator[Any]:
-        """All leaves, in order."""
-        stack: list[Any] = [v for _, v in reversed(self.kwargs)] + list(reversed(self.args))
-        while stack:
-            item = stack.pop()
-            if isinstance(item, tuple):
-                stack.extend(reversed(item))
-            else:
-                yield item
-
-    def map(self, fn: Callable[[Any], Any]) -> Call:
-        """The template with `fn` applied to every leaf."""
-
-        def walk(item: Any) -> Any:
-            return tuple(walk(x) for x in item) if isinstance(item, tuple) else fn(item)
-
-        return Call(self.target, walk(self.args), tuple((k, walk(v)) for k, v in self.kwargs))
-
-
 _ENUMS = ("dtype", "device", "layout", "memory_format")
-
-
-def format_leaf(item: Any) -> str:
-    """The text of one template value."""
-    if isinstance(item, tuple):
-        return f"[{', '.join(map(format_leaf, item))}]"
-    if isinstance(item, Arg):
-        return f"arg({item.index})"
-    if isinstance(item, Obj):
-        return f"object({item.index})"
-    if isinstance(item, Enum):
-        return f'{item.kind}("{item.value}")'
-    if isinstance(item, Expr):
-        return f"size({item})"
-    if item is None:
-        return "none"
-    if isinstance(item, bool):
-        return "true" if item else "false"
-    if isinstance(item, str):
-        escaped = item.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        return f'"{escaped}"'
-    if isinstance(item, float):
-        return f'float("{item!r}")'
-    if isinstance(item, complex):
-        return f'complex("{item!r}")'
-    return repr(item)
 
 
 def parse_leaf(parser: AttrParser) -> Any:

@@ -38,8 +38,7 @@ from xdsl.printer import Printer
 from ..expr import Expr, as_expr, product, strides_contiguous, sym
 from ..expr.syntax import ExprAttr, parse_expr
 from ..support.float8 import FLOAT8, f8e8m0fnu
-
-I32_MAX = 2**31 - 1
+from ..support.numbers import I32_MAX as I32_MAX
 
 ui8 = IntegerType(8, Signedness.UNSIGNED)
 ui16 = IntegerType(16, Signedness.UNSIGNED)

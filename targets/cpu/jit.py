@@ -24,9 +24,9 @@ from llvmlite import binding
 
 from ...errors import CompileError
 from ..llvm_text import llvm_text
-from .emit.text import ERROR_SLOT, ERROR_VALUES, MESSAGE_COUNT, MESSAGE_TABLE
 from .features import Target, target
 from .library import library_symbols
+from .symbols import ERROR_SLOT, ERROR_VALUES, MESSAGE_COUNT, MESSAGE_TABLE
 
 _lock = threading.RLock()
 _initialised: set[str] = set()

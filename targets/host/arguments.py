@@ -10,7 +10,8 @@ from xdsl.ir import Attribute, BlockArgument, SSAValue
 from ...dialects import host
 from ...dialects.expr import Expr
 from ..cpu.emit.text import ModuleText
-from .description import Check, ItemTable, dtype_name, kind_code
+from .description import Check, ItemTable
+from .element_types import dtype_name, kind_code
 from .entry import Entry
 from .values import Values
 

@@ -21,7 +21,8 @@ from ...dialects.nd.types import element_bytes
 from ..cpu.emit.text import ModuleText
 from .arguments import ArgumentEmitter, layout_kind
 from .checks import check_devices
-from .description import ARENA, SYMBOL, ItemTable, Launcher, LibraryCall, ProgramDescription, dtype_code, dtype_name
+from .description import ARENA, SYMBOL, ItemTable, Launcher, LibraryCall, ProgramDescription
+from .element_types import dtype_code, dtype_name
 from .extern import emit_extern
 from .gpu.emit import GpuEntry, program_device
 from .interpreted.python_path import python_source

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...dialects.expr import Expr
-from ..cpu.emit.text import ERROR_SLOT, ModuleText
+from ..cpu.emit.text import ModuleText
+from ..cpu.symbols import ERROR_SLOT
 from . import steps
 from .description import ARENA, GPU_TABLE, LAUNCHERS, OBJECTS, SYMBOL, ItemTable
 from .entry_code import EntryCode

@@ -18,7 +18,8 @@ from ...dialects import host
 from ...dialects.expr import Expr, as_expr
 from ...dialects.nd.call_args import Arg, Call, Enum, Obj
 from ...dialects.nd.types import is_float
-from .description import ALIGNED, CODES, is_constant_leaf
+from .description import ALIGNED, CODES
+from .element_types import is_constant_leaf
 from .gpu.emit import DeviceType, device_codes
 from .shims import Parameter, shim_name, signature
 from .symbols import cuda_shim_address, error_text_available, shim_address

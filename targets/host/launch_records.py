@@ -9,10 +9,12 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..cpu.jit import Library
 from .description import LAUNCHERS, Launcher
+
+if TYPE_CHECKING:
+    from .runtime.callables import Code
 
 _LAUNCH = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _LIST = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
@@ -49,7 +51,7 @@ def recorded_while_profiled(name: str, kernel: Callable[..., Any]) -> Callable[.
 class LaunchRecorder:
     """Records the launches of a native entry inside of a `with` block; several threads may be in one at a time."""
 
-    def __init__(self, launchers: Sequence[Launcher], library: Library) -> None:
+    def __init__(self, launchers: Sequence[Launcher], library: Code) -> None:
         self._launchers = launchers
         self._library = library
         self._lock = threading.Lock()

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...dialects.expr import Expr
-from ...dialects.nd.call_args import Arg, Call, Obj, format_leaf
+from ...dialects.support.call_template import Arg, Call, Obj, format_leaf, is_size
 from .description import python_value, resolve_operator
 
 _out_of_memory: dict[str, int] = {}
@@ -56,7 +55,7 @@ def _reason(call: Call, operands: Sequence[Any]) -> Exception | None:
 
     given = [leaf for leaf in call.leaves() if isinstance(leaf, Arg)]
     if any(operands[a.index] is None for a in given) or any(
-        isinstance(leaf, Obj) or (isinstance(leaf, Expr) and not leaf.is_const) for leaf in call.leaves()
+        isinstance(leaf, Obj) or (is_size(leaf) and not leaf.is_const) for leaf in call.leaves()
     ):
         return None
     try:
@@ -76,7 +75,7 @@ def _value(item: Any, operands: Sequence[Any]) -> Any:
         return [_value(part, operands) for part in item]
     if isinstance(item, Arg):
         return operands[item.index]
-    return int(item) if isinstance(item, Expr) else python_value(item)
+    return int(item) if is_size(item) else python_value(item)
 
 
 def _writes(call: Call) -> bool:

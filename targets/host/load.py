@@ -8,42 +8,23 @@ torch looks for."""
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...errors import CompileError
-from ..cpu.emit.text import ERROR_SLOT
 from ..cpu.features import is_runnable, target
 from ..cpu.jit import Library, load_object, object_symbols
-from .description import ALIGNED, ARENA, GPU_TABLE, OBJECTS, SYMBOL, Item, ProgramDescription, python_value, resolve_operator
+from .description import GPU_TABLE, ProgramDescription
 from .gpu.driver import cuda_driver
-from .gpu.launches import GpuLaunches
-from .interpreted.python_runtime import PythonRuntime, call_aligned, copy_strided, flatten_results, keep_results, reinterpret
-from .launch_records import LaunchRecorder, recorded_while_profiled
-from .library_errors import call_text, failed_call, library_error
-from .messages import kernel_error, layout_error
-from .runtime.runtime import HostUnavailable, entry_symbols, gpu_runtime
+from .launch_records import LaunchRecorder
+from .runtime.callables import native_callable, python_callable
+from .runtime.runtime import entry_symbols, gpu_runtime, host_runtime
 from .selftest import native_wanted
-from .steps import Kind
-from .symbols import missing, symbols
+from .symbols import missing
 
 log = logging.getLogger("stepwell")
-
-_METH_FASTCALL = 0x80
-
-
-class _MethodDef(ctypes.Structure):
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("function", ctypes.c_void_p),
-        ("flags", ctypes.c_int),
-        ("doc", ctypes.c_char_p),
-    ]
-
 
 def load_object_code(data: bytes, native: bool) -> Library:
     """Link the object of a graph: kernels and, when `native`, the host entry. CompileError when it is for another machine, LaunchError
@@ -71,241 +52,31 @@ def load_program(
     are True, `description` is the argument, `native` tells which path runs; `recorder`, where it is there, shows launches to a profiler."""
     native = description.native and native_wanted()
     if native and library is not None:
-        run = native_callable(description, library, constants, objects)
+        run = native_callable(description, library, constants, objects, host_runtime())
         if description.launchers:
             run.recorder = LaunchRecorder(description.launchers, library)
     else:
         if description.native:
             log.warning("host program %s runs through Python: %s", description.name, _why_not_native())
-        run = python_callable(description, library, constants, objects)
+        run = _through_python(description, library, constants, objects)
     run.boxed = run._boxed_call = True  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
     run.description = description  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
     run.native = native  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
     return run
 
 
-def _why_not_native() -> str:
-    if os.environ.get("STEPWELL_HOST") == "python":
-        return "STEPWELL_HOST=python"
-    return ", ".join(missing()) or "the self-test of the native entry failed"
-
-
-class _Callbacks:
-    """The functions that an entry calls when something is wrong or rare; all are f(object or None, a, b, c)."""
-
-    def __init__(self, description: ProgramDescription, library: Library | None, gpu: GpuLaunches | None = None):
-        self.description = description
-        self.library = library
-        self.gpu = gpu
-
-    def raise_check(self, tensor: Any, number: int, sizes: int, strides: int) -> None:
-        check = self.description.checks[number]
-        if tensor is not None:
-            want, steps = _words(sizes, check.rank), _words(strides, check.rank)
-        elif check.argument is None:
-            raise AssertionError(f"{check.label} gave no tensor where its fake kernel gives one")
-        else:
-            # an argument: `sizes` is the address of the frame of arguments, `strides` that of the sizes that the
-            # entry computed
-            tensor = ctypes.cast(_words(sizes, check.argument + 1)[check.argument], ctypes.py_object).value
-            words = check.words
-            if strides:
-                values = _words(strides, max(words, default=-1) + 1)
-                words = tuple(values[k] for k in words)
-            want, steps = words[: check.rank], words[check.rank :]
-        message = layout_error(tensor, check.label, want, steps, check.dtype, check.device)
-        raise AssertionError(message or f"{check.label} does not have the layout that the program was compiled for")
-
-    def raise_assert(self, _: Any, number: int, b: int, c: int) -> None:
-        raise AssertionError(self.description.asserts[number])
-
-    def raise_operator(self, _: Any, number: int, text: int, frame: int) -> None:
-        call = self.description.calls[number]
-        operands = [None if r is None else _tensor(frame, r) for r in call.operands]
-        raise failed_call(call.call, operands, _text(text), self.description.device, self.description.name)
-
-    def note_operator(self, error: Any, number: int, frame: int, c: int) -> None:
-        call = self.description.calls[number]
-        operands = [None if r is None else _tensor(frame, r) for r in call.operands]
-        error.add_note(f"in {call_text(call.call, operands)}, called by host program @{self.description.name}")
-
-    def raise_torch(self, _: Any, number: int, text: int, c: int) -> None:
-        error = library_error(_text(text), self.description.device)
-        error.add_note(f"while host program @{self.description.name} makes or looks at tensors")
-        raise error
-
-    def raise_kernel(self, _: Any, number: int, b: int, c: int) -> None:
-        values = self.library.error_values() if self.library is not None else ()
-        raise kernel_error(self.description.messages[number - 1], values)
-
-    def raise_device(self, _: Any, code: int, b: int, c: int) -> None:
-        assert self.gpu is not None
-        raise self.gpu.refused_device(code)
-
-    def gpu_table(self, _: Any, context: int, b: int, c: int) -> None:
-        assert self.gpu is not None
-        self.gpu.table(context)
-
-    def gpu_workspaces(self, _: Any, context: int, bytes: int, c: int) -> None:
-        assert self.gpu is not None
-        self.gpu.table_workspaces(context, bytes)
-
-    def gpu_launch(self, _: Any, words: int, state: int, c: int) -> None:
-        assert self.gpu is not None
-        launch = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
-        self.gpu.rescue(_words(words, 4), _words(state, 3), launch(gpu_runtime(self.gpu.driver)["stepwell_gpu_launch"]))
-
-    def copy_strided(self, tensor: Any, number: int, sizes: int, strides: int) -> Any:
-        rank = tensor.dim()
-        return copy_strided(tensor, _words(sizes, rank), _words(strides, rank))
-
-    def view_dtype(self, tensor: Any, spec: int, sizes: int, strides: int) -> Any:
-        number, rank, offset = _words(spec, 3)
-        dtype = self.description.checks[number].dtype
-        return reinterpret(tensor, _words(sizes, rank), _words(strides, rank), dtype, offset)
-
-
-def _words(address: int, count: int) -> tuple[int, ...]:
-    """`count` i64 at an address."""
-    return tuple((ctypes.c_int64 * count).from_address(address)) if count else ()
-
-
-def _text(address: int) -> str:
-    return ctypes.string_at(address).decode(errors="replace") if address else ""
-
-
-def _tensor(frame: int, word: int) -> Any:
-    """The tensor that a reference (steps.py) means in the frame of an entry; None where there is none (any more)."""
-    parts, kind, place = _words(frame, 8), word & 7, word >> 3
-    if kind in (Kind.OBJECT, Kind.ITEM):
-        (address,) = _words(parts[0 if kind == Kind.OBJECT else 6] + 8 * place, 1)
-        return ctypes.cast(address, ctypes.py_object).value if address else None
-    if kind not in (Kind.HANDLE, Kind.VIEW):
-        return None
-    (handle,) = _words(parts[1] + 8 * place if kind == Kind.HANDLE else parts[5] + 8 * (4 + place), 1)
-    wrap = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p)(symbols()["stepwell_wrap"])
-    return wrap(handle) if handle else None
-
-
-class _Items:
-    """Makes the objects of an item table."""
-
-    def __init__(
-        self,
-        description: ProgramDescription,
-        constants: Sequence[Any],
-        objects: Sequence[Any],
-        library: Library | None,
-        gpu: GpuLaunches | None = None,
-    ):
-        self._callbacks = _Callbacks(description, library, gpu)
-        self._name = description.name
-        self._constants = constants
-        self._objects = objects
-
-    def make(self, item: Item) -> Any:
-        if item.kind == "callback":
-            return getattr(self._callbacks, item.value)
-        if item.kind == "operator":
-            found = resolve_operator(item.value)
-            return functools.partial(call_aligned, found) if item.value in ALIGNED else found
-        if item.kind == "names":
-            return item.value
-        if item.kind == "kept":
-            return functools.partial(keep_results, item.value)
-        if item.kind == "flatten":
-            return functools.partial(flatten_results, item.value)
-        if item.kind == "value":
-            return python_value(item.value)
-        table, what = (self._constants, "constant") if item.kind == "constant" else (self._objects, "object")
-        if item.value >= len(table):
-            raise ValueError(f"host program @{self._name} needs {what} {item.value}, {len(table)} are given")
-        return table[item.value]
-
-
-class _Keep:
-    """What must live as long as a native entry: it is the `self` of the C function. Its end frees the arena."""
-
-    def __init__(self, library: Library, objects: list[Any], views: int):
-        self.library = library
-        self.objects = objects
-        self.method: _MethodDef | None = None
-        # not in the library: when all this dies in one cycle, the library may be unloaded before __del__ runs
-        self._arena = (ctypes.c_int64 * (4 + views))(0, 0, 0, views)
-        ctypes.c_void_p.from_address(library.address(ARENA)).value = ctypes.addressof(self._arena)
-        # the address too: at the end of the interpreter the module's names may be gone
-        self._address = ctypes.addressof(self._arena)
-        self._clear = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(entry_symbols()["stepwell_arena_clear"])
-
-    def __del__(self) -> None:
-        self._clear(self._address)
-
-
-def native_callable(
-    description: ProgramDescription, library: Library, constants: Sequence[Any], objects: Sequence[Any]
-) -> Any:
-    gpu = None
-    if GPU_TABLE in library:
-        slot = library.address(GPU_TABLE)
-        gpu = GpuLaunches(description.name, description.device, description.kernels, cuda_driver(), slot)
-    items = _Items(description, constants, objects, library, gpu)
-    table = [items.make(item) for item in description.items]
-    keep = _Keep(library, table, description.arena_views)
-    if table:
-        addresses = (ctypes.c_void_p * len(table))(*map(id, table))
-        ctypes.memmove(library.address(OBJECTS), addresses, ctypes.sizeof(addresses))
-    method = _MethodDef(description.name.encode(), library.address(SYMBOL), _METH_FASTCALL, None)
-    keep.method = method
-    make = ctypes.pythonapi.PyCFunction_NewEx
-    make.restype = ctypes.py_object
-    make.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
-    return functools.partial(make(ctypes.addressof(method), keep, None))
-
-
-_KINDS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "d": ctypes.c_double, "b": ctypes.c_bool}
-
-
-def python_callable(
+def _through_python(
     description: ProgramDescription, library: Library | None, constants: Sequence[Any], objects: Sequence[Any]
-) -> Any:
-    items = _Items(description, constants, objects, library)
+) -> Callable[[list[Any]], list[Any]]:
     from ..target import find_target
 
     target, launcher = find_target(description.target), None
     if description.kernels:
         launcher = target.launcher(description.name, description.kernels, description.device)
-    scope: dict[str, Any] = {"rt": PythonRuntime(_error_reader(library), description.messages, launcher)}
-    for k, item in enumerate(description.python_items):
-        if item.kind != "kernel":
-            scope[f"i{k}"] = items.make(item)
-            continue
-        name, signature = item.value
-        if library is None:
-            raise HostUnavailable(f"host program @{description.name} launches @{name}, but no library is given")
-        scope[f"i{k}"] = recorded_while_profiled(name, library.function(name, *(_KINDS[kind] for kind in signature)))
-    exec(compile(description.python, f"<host program @{description.name}>", "exec"), scope)
-    program = scope["program"]
-
-    def run(args: list[Any]) -> list[Any]:
-        import torch
-
-        with torch.no_grad(), target.current(description.device):
-            return program(args)
-
-    run.library = library  # pyright: ignore[reportFunctionMemberAccess]
-    return run
+    return python_callable(description, library, constants, objects, launcher, target.current)
 
 
-def _error_reader(library: Library | None) -> Callable[[], tuple[int, Sequence[int]]]:
-    if library is None or ERROR_SLOT not in library:
-        return lambda: (0, ())
-    slot = ctypes.c_int32.from_address(library.address(ERROR_SLOT))
-
-    def take() -> tuple[int, Sequence[int]]:
-        number = slot.value
-        if not number:
-            return 0, ()
-        slot.value = 0
-        return number, library.error_values()
-
-    return take
+def _why_not_native() -> str:
+    if os.environ.get("STEPWELL_HOST") == "python":
+        return "STEPWELL_HOST=python"
+    return ", ".join(missing()) or "the self-test of the native entry failed"

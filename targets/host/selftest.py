@@ -98,11 +98,13 @@ def _run() -> str | None:
 def _compare() -> str | None:
     import torch
 
-    from .load import load_object_code, native_callable
+    from .load import load_object_code
+    from .runtime.callables import native_callable
+    from .runtime.runtime import host_runtime
 
     description, code = _compiled()
     library = load_object_code(code, native=True)
-    run = native_callable(description, library, (), ())
+    run = native_callable(description, library, (), (), host_runtime())
     x = torch.arange(6, dtype=torch.float32).reshape(2, 3)
     args = [x, 2]
     y, back, n = run(args)

@@ -10,8 +10,9 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from ....dialects import cpu
 from ....dialects.support.philox import KEY_STEPS, MULTIPLIERS, ROUNDS
+from ..symbols import ERROR_SLOT, ERROR_VALUES
 from .arith import constant_integer, is_constant, splat_value
-from .text import ERROR_SLOT, ERROR_VALUES, FunctionText, Type, splat, type_of
+from .text import FunctionText, Type, splat, type_of
 from .vector import all_true
 
 Handler = Callable[[FunctionText, Operation], None]

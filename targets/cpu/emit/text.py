@@ -27,16 +27,12 @@ from ....dialects.support.float8 import FLOAT8
 from ....errors import StepwellError
 from ....passes.manager.locations import source_location
 from ..features import Target
+from ..symbols import ERROR_SLOT, ERROR_VALUES, MESSAGE_COUNT, MESSAGE_TABLE
 
 if TYPE_CHECKING:
     from xdsl.ir import Block, Operation
 
 Handlers = dict[type["Operation"], Callable[["FunctionText", "Operation"], None]]
-
-ERROR_SLOT = "stepwell_error"
-ERROR_VALUES = "stepwell_error_values"
-MESSAGE_TABLE = "stepwell_messages"
-MESSAGE_COUNT = "stepwell_message_count"
 
 _SCALARS: dict[type, str] = {
     Float32Type: "float",

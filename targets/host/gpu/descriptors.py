@@ -8,7 +8,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ....dialects.nd.types import I32_MAX
+from ....dialects.support.numbers import I32_MAX
 from .runtime_ir import BOX_WORDS, DESCRIPTOR_STATE, MAP_BYTES, SITE_HEAD, DriverCode
 
 if TYPE_CHECKING:  # what makes kernels is large, and programs without any do without it

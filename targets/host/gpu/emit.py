@@ -15,7 +15,8 @@ from xdsl.ir import SSAValue
 from ....dialects import host
 from ....dialects.expr import as_expr
 from ..checks import has_elements
-from ..description import GPU_TABLE, dtype_code
+from ..description import GPU_TABLE
+from ..element_types import dtype_code
 from ..workspaces import workspace_bytes, workspace_places
 from .descriptors import site_text
 from .runtime_ir import SIZES_SHIFT, TABLE_HEAD, TABLE_WORKSPACES, VARIANT_BYTES, Variant

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from struct import pack
 from typing import TYPE_CHECKING, Any
 
-from ....dialects.nd.types import I32_MAX
+from ....dialects.support.numbers import I32_MAX
 from ..messages import no_memory
 from .descriptors import boxes_array, is_describable, is_too_long, told, words_of
 from .driver import Driver, LaunchError, Loaded

@@ -16,7 +16,8 @@ from xdsl.ir import Attribute, SSAValue
 from ....dialects import host
 from ....dialects.expr import Expr, as_expr, to_python
 from ....dialects.nd.call_args import Arg, Obj
-from ..description import Item, ItemTable, dtype_name, is_constant_leaf
+from ..description import Item, ItemTable
+from ..element_types import dtype_name, is_constant_leaf
 from ..extern import PYTHON_CALL, leaves_item, result_form
 from ..workspaces import workspace_bytes, workspace_places
 

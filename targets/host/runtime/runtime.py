@@ -11,23 +11,19 @@ import os
 import threading
 from functools import cache
 
-from ....errors import StepwellError
 from ...cpu.cache import shared_object
 from ...cpu.jit import Library, load_object
 from ..gpu.driver import Driver, LaunchError, cuda_driver
 from ..gpu.runtime_ir import DRIVER_SYMBOLS, GPU_FUNCTIONS, gpu_runtime_text
 from ..storages import resizable_fields
 from ..symbols import handle_offset, missing, symbols
+from .callables import HostRuntime, HostUnavailable
 from .runtime_ir import FUNCTIONS, runtime_text
 
 log = logging.getLogger("stepwell")
 
 _lock = threading.Lock()
 _library: Library | None = None
-
-
-class HostUnavailable(StepwellError):
-    """The process lacks what native entries need; the message names it."""
 
 
 def library() -> Library:
@@ -66,6 +62,12 @@ def entry_symbols() -> dict[str, int]:
     runtime = library()
     found.update((name, runtime.address(name)) for name in FUNCTIONS)
     return found
+
+
+@cache
+def host_runtime() -> HostRuntime:
+    """What the surroundings of native entries take from the runtime of the process."""
+    return HostRuntime(entry_symbols()["stepwell_arena_clear"], lambda driver: gpu_runtime(driver)["stepwell_gpu_launch"])
 
 
 _gpu_libraries: dict[int, tuple[Driver, Library]] = {}

@@ -359,7 +359,7 @@ def test_an_unknown_operator_is_named(build):
 
 
 def test_operators_that_need_aligned_memory_get_it_where_there_is_no_shim(build, monkeypatch):
-    from stepwell.targets.host import load
+    from stepwell.targets.host.runtime import callables
 
     seen = []
 
@@ -367,8 +367,8 @@ def test_operators_that_need_aligned_memory_get_it_where_there_is_no_shim(build,
         seen.append((x.data_ptr() % 16, x.stride()))
         return torch.logit(x, eps)
 
-    monkeypatch.setattr(load, "ALIGNED", frozenset({"aten.logit.default"}))
-    monkeypatch.setattr(load, "resolve_operator", lambda target: logit)
+    monkeypatch.setattr(callables, "ALIGNED", frozenset({"aten.logit.default"}))
+    monkeypatch.setattr(callables, "resolve_operator", lambda target: logit)
     run = caller(build, '"aten.logit.default", [arg(0)]', [F], [F])
     memory = torch.rand(25)
     for x in (memory[1:].view(4, 6).t(), memory[:24].view(4, 6)):
