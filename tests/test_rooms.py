@@ -51,7 +51,14 @@ ARROWS: dict[str, dict[str, str]] = {
         "mem_to_cpu": "nest outline",
         "mem_to_tt": "nest outline",
     },
-    "targets": {"llvm_text": "", "target": "", "cpu": "llvm_text target", "triton": "cpu target", "host": "cpu llvm_text target triton"},
+    "targets": {
+        "llvm_text": "",
+        "target": "",
+        "cpu": "llvm_text target",
+        "triton": "cpu target",
+        "host": "cpu llvm_text target triton",
+        "package": "cpu host",
+    },
     "tools": {
         "field_texts": "",
         "ir_parser": "",
@@ -64,6 +71,7 @@ ARROWS: dict[str, dict[str, str]] = {
         "recovery": "compiled",
         "launch_graphs": "compiled",
         "backend": "cache compiled debug extensions options recovery",
+        "package": "backend compiled debug extensions options",
         "interpret": "",
         "opt": "field_texts",
         "rewrite": "extensions ir_parser",

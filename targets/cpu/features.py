@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 
@@ -68,12 +70,29 @@ TARGETS = ("host", *_NAMED)
 """The names that `target` takes."""
 
 
-@cache
+_chosen: list[Target] = []
+
+
 def target(name: str = "host") -> Target:
     """The target of that name: "host" (what this machine has), "generic-sse", "avx2", "avx512" or "neon".
 
-    `STEPWELL_CPU` in the environment names what "host" means, to try a narrower instruction set. ValueError for
-    another name."""
+    `STEPWELL_CPU` in the environment names what "host" means, to try a narrower instruction set; inside of `use_target` it is that
+    target. ValueError for another name."""
+    return _chosen[-1] if _chosen and name == "host" else _named(name)
+
+
+@contextmanager
+def use_target(wanted: Target) -> Iterator[None]:
+    """Code is generated for `wanted` inside of the block, in every thread."""
+    _chosen.append(wanted)
+    try:
+        yield
+    finally:
+        _chosen.pop()
+
+
+@cache
+def _named(name: str) -> Target:
     if name == "host":
         name = os.environ.get("STEPWELL_CPU") or "host"
     if name == "host":

@@ -8,16 +8,18 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import CompileError
 from ..llvm_text import llvm_text
 from .symbols import missing
 
 if TYPE_CHECKING:
+    from ..cpu.features import Target
     from .description import ProgramDescription
 
 log = logging.getLogger("stepwell")
@@ -96,15 +98,19 @@ def _run() -> str | None:
 
 
 def _compare() -> str | None:
-    import torch
-
     from .load import load_object_code
     from .runtime.callables import native_callable
     from .runtime.runtime import host_runtime
 
     description, code = _compiled()
     library = load_object_code(code, native=True)
-    run = native_callable(description, library, (), (), host_runtime())
+    return problem_of(native_callable(description, library, (), (), host_runtime()))
+
+
+def problem_of(run: Callable[[list[Any]], list[Any]]) -> str | None:
+    """What is wrong with the answers of the test program, or None."""
+    import torch
+
     x = torch.arange(6, dtype=torch.float32).reshape(2, 3)
     args = [x, 2]
     y, back, n = run(args)
@@ -133,18 +139,23 @@ def _compiled() -> tuple[ProgramDescription, bytes]:
         found = None
     if found is not None:
         return pickle.loads(found)
+    description, code = compile_selftest(target())
+    with suppress(CacheError), access():
+        write(path, pickle.dumps((description, code)))
+    return description, code
+
+
+def compile_selftest(wanted: Target) -> tuple[ProgramDescription, bytes]:
+    """The test program for an instruction set: its description and its object."""
     from ..cpu.emit.text import ModuleText
     from ..cpu.jit import compile_text
     from .emit import emit_host
 
-    text = ModuleText(target())
+    text = ModuleText(wanted)
     text.functions.append(llvm_text([_KERNEL]))
     text.defined.add("stepwell_selftest")
     description = emit_host(text, _program(), native=True)
-    code = compile_text(text.text())
-    with suppress(CacheError), access():
-        write(path, pickle.dumps((description, code)))
-    return description, code
+    return description, compile_text(text.text(), wanted=wanted)
 
 
 def _program():

@@ -178,13 +178,14 @@ def measure(build: Model, train: bool, own: OwnMemory) -> Row:
 def _no_pool() -> Iterator[None]:
     """The pool keeps nothing meanwhile."""
     from ...targets.host.runtime import runtime
+    from ...targets.host.runtime.settings import default_pool_limit
 
     runtime.set_pool_limit(0)
     runtime.empty_pool()
     try:
         yield
     finally:
-        runtime.set_pool_limit(runtime.default_pool_limit())
+        runtime.set_pool_limit(default_pool_limit())
 
 
 # ---- models

@@ -9,19 +9,21 @@ import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ....errors import StepwellError
 from ...cpu.symbols import ERROR_SLOT
 from ..description import ALIGNED, ARENA, GPU_TABLE, OBJECTS, SYMBOL, Item, ProgramDescription, python_value, resolve_operator
-from ..gpu.driver import Driver, cuda_driver
-from ..gpu.launches import GpuLaunches
 from ..interpreted.python_runtime import PythonRuntime, call_aligned, copy_strided, flatten_results, keep_results, reinterpret
 from ..launch_records import recorded_while_profiled
 from ..library_errors import call_text, failed_call, library_error
 from ..messages import kernel_error, layout_error
 from ..steps import Kind
 from ..symbols import symbols
+
+if TYPE_CHECKING:
+    from ..gpu.driver import Driver
+    from ..gpu.launches import GpuLaunches
 
 
 class HostUnavailable(StepwellError):
@@ -233,6 +235,9 @@ def native_callable(
     """The native entry of a program as a callable: one list in, which it empties, a list out."""
     gpu = None
     if GPU_TABLE in library:
+        from ..gpu.driver import cuda_driver
+        from ..gpu.launches import GpuLaunches
+
         slot = library.address(GPU_TABLE)
         gpu = GpuLaunches(description.name, description.device, description.kernels, cuda_driver(), slot)
     items = _Items(description, constants, objects, library, gpu, runtime.gpu_launch)

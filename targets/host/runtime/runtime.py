@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 import threading
 from functools import cache
 
@@ -15,10 +14,10 @@ from ...cpu.cache import shared_object
 from ...cpu.jit import Library, load_object
 from ..gpu.driver import Driver, LaunchError, cuda_driver
 from ..gpu.runtime_ir import DRIVER_SYMBOLS, GPU_FUNCTIONS, gpu_runtime_text
-from ..storages import resizable_fields
 from ..symbols import handle_offset, missing, symbols
 from .callables import HostRuntime, HostUnavailable
 from .runtime_ir import FUNCTIONS, runtime_text
+from .settings import settle_runtime
 
 log = logging.getLogger("stepwell")
 
@@ -37,22 +36,8 @@ def library() -> Library:
             offset = handle_offset()
             assert offset is not None
             _library = load_object(shared_object(runtime_text(offset)), symbols())
-            ctypes.c_int64.from_address(_library.address("stepwell_pool_limit")).value = default_pool_limit()
-            fields = resizable_fields()
-            if fields is None:
-                log.warning("large outputs cannot be resized: this torch's storages are not as expected")
-            else:
-                (ctypes.c_int64 * 4).from_address(_library.address("stepwell_resizable"))[:] = fields
+            settle_runtime(_library)
         return _library
-
-
-def default_pool_limit() -> int:
-    """An eighth of the machine's memory, and at most 4 GB."""
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return 1 << 30
-    return min(4 << 30, memory // 8)
 
 
 @cache

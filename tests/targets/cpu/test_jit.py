@@ -63,7 +63,7 @@ def test_unknown_targets_are_refused() -> None:
 def test_an_unknown_target_of_the_environment_is_named(monkeypatch) -> None:
     monkeypatch.setenv("STEPWELL_CPU", "sse8")
     with pytest.raises(ValueError, match=r"unknown CPU target 'sse8' \(STEPWELL_CPU in the environment\); known are host"):
-        features.target.__wrapped__("host")
+        features._named.__wrapped__("host")
 
 
 def test_bad_text_shows_the_line() -> None:

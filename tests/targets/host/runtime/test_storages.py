@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from stepwell.targets.host import storages
+from stepwell.targets.host.runtime import storages
 
 
 def leave_in_free_memory(byte: int) -> None:

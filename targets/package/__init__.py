@@ -1,0 +1,1 @@
+"""Packages at run time: compiled models in one file. Nothing here imports xdsl, llvmlite or Dynamo."""

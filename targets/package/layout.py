@@ -1,0 +1,36 @@
+"""How a package lies in its file: what all versions of the format share."""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum, IntFlag
+
+MAGIC = b"\x93STEPWELL\r\n\x1a\n\x00\x00\x00"
+"""The first bytes of every package: a byte that is no text, then what shows a transfer as text."""
+
+HEADER = struct.Struct("<16sIIQQQQ16s32s")
+"""Magic, version of the format, size of the header, required features, size of the file, place and size of the index, the version of
+stepwell that wrote the file (ASCII), SHA-256 of the index."""
+
+
+class FileLayout(IntEnum):
+    """Numbers of the format."""
+
+    VERSION = 1
+    """The version of the format that is written; every one up to it is read."""
+    SECTION_BYTES = 64
+    """Sections begin at multiples of this."""
+    PAGE_BYTES = 4096
+    """Code images and weights begin at multiples of this: they are mapped. The page of x86-64."""
+    MAX_IMAGE_BYTES = 1 << 31
+    """Code reaches so far from where it is."""
+    MAX_INDEX_BYTES = 1 << 28
+    """A larger index or table is no real one."""
+    CHECKED_WEIGHTS_BYTES = 1 << 20
+    """Weights up to this size are checked when a package is opened, larger ones when that is asked for."""
+
+
+class Feature(IntFlag):
+    """What a reader has to know to run a package; a file with others is refused."""
+
+    NONE = 0

@@ -1,0 +1,173 @@
+"""`stepwell.load`: a package as something to call, without a compiler.
+
+    model = stepwell.load("model.stepwell")
+    y = model(x)
+
+What a package computes is bit by bit what the compiled model computes."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..host.runtime.callables import native_callable, python_callable
+from .calls import Entry
+from .errors import PackageError
+from .format import PackageFile, open_package
+from .process import (
+    cpu_features,
+    entry_resolver,
+    functions_image,
+    host_runtime,
+    kernel_resolver,
+    mapped,
+    why_not_native,
+)
+from .programs import ProgramRecord, description_of
+from .signature import EntryPoint, Signature, Target
+from .weights import WeightStore
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger("stepwell")
+
+
+class Package:
+    """A loaded package: call it where it has one entry point, else its entry points by name (`package.prefill(...)`).
+
+    signature: what it computes; entries: names of the entry points; target: the instruction set or GPU whose code runs; native: whether
+    native entries run, or the programs in Python. state: the tensors that calls update, by name; `reset()` gives them the values of the
+    file."""
+
+    def __init__(self, file: PackageFile, signature: Signature, target: Target, weights: WeightStore, entries: Mapping[str, Entry]):
+        self.signature = signature
+        self.target = target.name
+        self.path = file.path
+        self._entries = dict(entries)
+        self._weights = weights
+        self.native = all(entry.native for entry in self._entries.values())
+        if len(self._entries) == 1:
+            (self._single,) = self._entries.values()
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The names of the entry points."""
+        return tuple(self._entries)
+
+    @property
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """The parameters, buffers and constants by name."""
+        return dict(self._weights.tensors)
+
+    @property
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """The tensors that calls update, by name."""
+        return {name: self._weights.tensors[name] for name in self._weights.updated}
+
+    def reset(self) -> None:
+        """Give the tensors that calls update the values that they have in the file, or were given to `load`."""
+        self._weights.reset()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the only entry point."""
+        try:
+            single = self._single
+        except AttributeError:
+            raise PackageError(f"it has several entry points; call one by name: {', '.join(self._entries)}", place=self.path) from None
+        return single(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Entry:
+        found = self.__dict__.get("_entries", {}).get(name)
+        if found is None:
+            known = ", ".join(self.__dict__.get("_entries", {}))
+            raise AttributeError(f"the package has no entry point '{name}'; it has {known}")
+        return found
+
+    def __repr__(self) -> str:
+        return f"<stepwell package {self.path}: {', '.join(self._entries)} for {self.target}>"
+
+
+def load(
+    path: str | os.PathLike[str],
+    device: str | None = None,
+    weights: Mapping[str, torch.Tensor] | None = None,
+    verify: bool = False,
+    target: str | None = None,
+) -> Package:
+    """Open a package that `stepwell.export` wrote.
+
+    device: where to run, for a package with code for a CPU and for GPUs ("cpu", "cuda:1"). weights: tensors in place of those of the file,
+    by name; they are shared, not copied, where their layout is that of the file. verify: check the weights too, which reads them all.
+    target: one of the package's targets, by default the best one that the machine can run. Raises PackageError."""
+    with open_package(path) as file:
+        return load_file(file, device, weights, verify, target)
+
+
+def load_file(
+    file: PackageFile,
+    device: str | None = None,
+    weights: Mapping[str, torch.Tensor] | None = None,
+    verify: bool = False,
+    target: str | None = None,
+) -> Package:
+    """The package of an open file, which may be closed then."""
+    signature: Signature = file.load(Signature, "signature")
+    for entry in signature.entries:
+        entry.arguments.check()
+        entry.result.check()
+    chosen = choose_target(file, signature.targets, device, target)
+    store = WeightStore(file, verify)
+    if weights is not None:
+        store.replace(weights)
+    entries = {one.name: _entry(file, signature, one, chosen, store) for one in signature.entries}
+    return Package(file, signature, chosen, store, entries)
+
+
+def choose_target(file: PackageFile, targets: Sequence[Target], device: str | None, name: str | None) -> Target:
+    """The best target that this machine runs, or the one of that name. PackageError says what each lacks."""
+    known = [t for t in targets if name is None or t.name == name]
+    if not known:
+        raise file.error(f"it has no code for '{name}'; it has code for {', '.join(t.name for t in targets)}")
+    here = cpu_features()
+    lacks: list[str] = []
+    for one in known:
+        missing = [f for f in one.features if f not in here]
+        if not missing:
+            if lacks:
+                log.info("%s: code for %s runs; %s", file.path, one.name, "; ".join(lacks))
+            return one
+        lacks.append(f"{one.name} needs {', '.join(missing)}")
+    raise file.error(f"this machine runs none of its code: {'; '.join(lacks)}; export it for an older instruction set (targets=['cpu-v3'])")
+
+
+def _entry(file: PackageFile, signature: Signature, point: EntryPoint, target: Target, store: WeightStore) -> Entry:
+    record: ProgramRecord = file.load(ProgramRecord, "program", point.name, target.name)
+    reason = "" if record.native else "it was exported without a native entry"
+    reason = reason or why_not_native(file, signature.handle_offset)
+    run: Callable[[list[Any]], list[Any]] | None = None
+    if not reason:
+        try:
+            run = _native(file, record, point.name, target, store)
+        except PackageError as error:  # another torch: its C shim lacks a function that the entry calls
+            reason = str(error)
+    if run is None:
+        log.warning("%s: entry point '%s' runs through Python: %s", file.path, point.name, reason)
+        run = _through_python(file, record, point.name, target, store)
+    return Entry(file.path, point, record, store, run, native=not reason)
+
+
+def _native(file: PackageFile, record: ProgramRecord, name: str, target: Target, store: WeightStore) -> Callable[[list[Any]], list[Any]]:
+    image = mapped(file, name, target.name, entry_resolver(file, functions_image(file, target.name)))
+    constants = [store.tensor(one) for one in record.constants]
+    return native_callable(description_of(record, []), image, constants, (), host_runtime(file))
+
+
+def _through_python(
+    file: PackageFile, record: ProgramRecord, name: str, target: Target, store: WeightStore
+) -> Callable[[list[Any]], list[Any]]:
+    image = mapped(file, name, target.name, kernel_resolver(functions_image(file, target.name)))
+    constants = [store.tensor(one) for one in record.constants]
+    return python_callable(description_of(record, []), image, constants, ())

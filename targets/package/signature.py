@@ -1,0 +1,98 @@
+"""What a package computes: entry points, their arguments and results, the ranges of sizes, the devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .trees import Tree
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """An argument or a result: a tensor, a number, or a value that the model was exported for (`encode_leaf`).
+
+    sizes and strides are numbers or expressions of the entry's symbols; device is torch's name."""
+
+    name: str
+    kind: Literal["tensor", "number", "constant"] = "tensor"
+    dtype: str = ""
+    sizes: tuple[int | str, ...] = ()
+    strides: tuple[int | str, ...] = ()
+    device: str = ""
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class SizeRange:
+    """The sizes that a symbol stands for; high is None where there is no bound."""
+
+    name: str
+    low: int
+    high: int | None = None
+
+
+@dataclass(frozen=True)
+class EntryPoint:
+    """A function of the package. parameters: names of its arguments in order, one for each item of `arguments`; the first `positional`
+    may be given by place."""
+
+    name: str
+    parameters: tuple[str, ...]
+    positional: int
+    arguments: Tree
+    leaves: tuple[Leaf, ...]
+    result: Tree
+    results: tuple[Leaf, ...]
+    symbols: tuple[SizeRange, ...] = ()
+    updated_arguments: tuple[int, ...] = ()
+    """Leaves that a call writes to."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the code of a package was made for. features: what the CPU must have, as Linux names it; capability: of a GPU, 90 for sm_90."""
+
+    name: str
+    features: tuple[str, ...] = ()
+    capability: int = 0
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The first thing that is read of a package. targets: best first."""
+
+    entries: tuple[EntryPoint, ...]
+    targets: tuple[Target, ...]
+    handle_offset: int
+    """Where a tensor's Python object holds its `at::Tensor`, as the runtime expects it."""
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A weight: a view of a storage. sizes and strides in elements, offset in elements."""
+
+    name: str
+    storage: int
+    dtype: str
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+    kind: Literal["parameter", "buffer", "constant"] = "parameter"
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Bytes of the section of weights."""
+
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What is in the section of weights. Tensors that share memory share a storage."""
+
+    storages: tuple[Storage, ...]
+    tensors: tuple[Tensor, ...]

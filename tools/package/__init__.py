@@ -1,0 +1,1 @@
+"""Packages at build time: export, the linker of code images, inspection."""

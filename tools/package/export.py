@@ -1,0 +1,218 @@
+"""`stepwell.export`: a model as one file that runs without a compiler.
+
+    stepwell.export(model, (x,), dynamic_shapes={"x": {0: torch.export.Dim("batch", max=64)}}, to="model.stepwell")
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...dialects.expr import to_python
+from ...errors import StepwellError
+from ...targets.package import schema
+from ...targets.package.errors import PackageError
+from ...targets.package.format import Section, write_package
+from ...targets.package.programs import ProgramRecord, Result, Source, encode_leaf, record_of
+from ...targets.package.signature import Leaf, Signature
+from ..compiled.compiled import CompiledGraph
+from ..options.options import Options, make_options
+from .code import CodeSections
+from .exported import ExportedGraph, exported_graph
+from .levels import Level, default_levels, ordered
+from .tensors import WeightTable
+
+Content = tuple[Section, bytes | memoryview]
+
+
+@dataclass(frozen=True)
+class EntrySpec:
+    """An entry point to be exported: a module, a bound method or a function, and what torch.export wants to know of a call."""
+
+    model: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    dynamic_shapes: Any = None
+
+
+def export(
+    model: Any,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    to: str | os.PathLike[str],
+    dynamic_shapes: Any = None,
+    targets: Sequence[str] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> int:
+    """Compile a model ahead of time and write it as a package, which `stepwell.load` opens; gives the size of the file in bytes.
+
+    model: a module or a function with `args` and `kwargs` as for torch.export, whose `dynamic_shapes` say which sizes may change; an
+    ExportedProgram, or the path of a `.pt2` file; or a dictionary of entry points, name -> (model or bound method, args, kwargs,
+    dynamic_shapes), the last two optional, or an ExportedProgram. Entry points share the weights that are equal.
+    targets: "cpu-v3", "cpu-v4" (levels of x86-64), "cpu-native" (exactly this machine), "sm_90" and so on; by default what this machine
+    and older ones run. options: those of torch.compile. Raises PackageError for what a package cannot hold, and StepwellError for a graph
+    that cannot be compiled."""
+    chosen = make_options(None, dict(options or {}))
+    programs = _programs(model, args, kwargs or {}, dynamic_shapes)
+    graphs = [exported_graph(name, program, chosen) for name, program in programs.items()]
+    levels = ordered(targets or default_levels(device_of(graphs)))
+    sections = package_sections(graphs, levels, chosen)
+    from ... import __version__
+
+    return write_package(to, sections, versions(), __version__)
+
+
+def versions() -> dict[str, str]:
+    """What a package is made by."""
+    from ... import __version__
+
+    return {"stepwell": __version__, "torch": torch.__version__.partition("+")[0]}
+
+
+def device_of(graphs: Sequence[ExportedGraph]) -> str:
+    """The kind of device that the graphs compute on."""
+    devices = {leaf.device for graph in graphs for leaf in graph.point.leaves if leaf.device}
+    devices |= {str(value.device) for graph in graphs for value in graph.tensors.values()}
+    return next((d for d in sorted(devices) if not d.startswith("cpu")), "cpu")
+
+
+def _programs(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any) -> dict[str, Any]:
+    """The ExportedProgram of each entry point."""
+    if not isinstance(model, dict):
+        return {"forward": _program("forward", _spec(model, args, kwargs, dynamic_shapes))}
+    if not model:
+        raise PackageError("a package needs an entry point")
+    wrong = [name for name in model if not (isinstance(name, str) and name.isidentifier())]
+    if wrong:
+        raise PackageError(f"{wrong[0]!r} is no name for an entry point")
+    return {name: _program(name, _spec(*one) if isinstance(one, (tuple, list)) else one) for name, one in model.items()}
+
+
+def _spec(model: Any, args: Any = (), kwargs: Any = None, dynamic_shapes: Any = None) -> Any:
+    from torch.export import ExportedProgram
+
+    if isinstance(model, (ExportedProgram, str, os.PathLike)):
+        return model
+    if not isinstance(args, tuple):
+        raise PackageError(f"args is a {type(args).__name__}; it has to be a tuple")
+    return EntrySpec(model, args, dict(kwargs or {}), dynamic_shapes)
+
+
+def _program(name: str, what: Any) -> Any:
+    from torch.export import ExportedProgram
+    from torch.export import export as torch_export
+    from torch.export import load as torch_load
+
+    if isinstance(what, ExportedProgram):
+        return what
+    if isinstance(what, (str, os.PathLike)):
+        try:
+            return torch_load(what)
+        except Exception as error:
+            raise PackageError(f"torch.export cannot load it: {type(error).__name__}: {error}", place=str(what)) from error
+    if not isinstance(what, EntrySpec):
+        kinds = "(model, args), an ExportedProgram or a .pt2 file"
+        raise PackageError(f"entry point '{name}' is a {type(what).__name__}; it should be {kinds}")
+    module = as_module(what.model)
+    try:
+        with torch.no_grad():
+            return torch_export(module, what.args, dict(what.kwargs), dynamic_shapes=what.dynamic_shapes, strict=False)
+    except StepwellError:
+        raise
+    except Exception as error:
+        raise PackageError(f"entry point '{name}': torch.export fails: {type(error).__name__}: {error}") from error
+
+
+def as_module(model: Any) -> torch.nn.Module:
+    """A module whose `forward` is the model: itself, a bound method of one, or a function."""
+    if isinstance(model, torch.nn.Module):
+        return model
+    owner = getattr(model, "__self__", None)
+    if isinstance(owner, torch.nn.Module):
+        return _method_module(owner, model)
+    if callable(model):
+        return _FunctionModule(model)
+    raise PackageError(f"a {type(model).__name__} is no module, method or function")
+
+
+def _method_module(owner: torch.nn.Module, method: Any) -> torch.nn.Module:
+    """A module with the parameters and names of `owner` whose forward is one of its methods."""
+    import copy
+
+    made = copy.copy(owner)
+    made.forward = getattr(type(owner), method.__name__).__get__(made)
+    return made
+
+
+class _FunctionModule(torch.nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Any):
+        import inspect
+
+        super().__init__()
+        self._function = function
+        try:
+            self.__signature__ = inspect.signature(function)
+        except (TypeError, ValueError):
+            return
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+
+# -- compiling
+
+
+def package_sections(graphs: Sequence[ExportedGraph], levels: Sequence[Level], options: Options) -> list[Content]:
+    """The sections of a package of these entry points."""
+    weights = WeightTable()
+    names = [{name: weights.add(name, g.tensors[name], g.kinds[name], g.point.name) for name in g.tensors} for g in graphs]
+    code = CodeSections()
+    contents: list[Content] = []
+    for level in levels:
+        with code.level(level):
+            for graph, given in zip(graphs, names, strict=True):
+                compiled = code.compile(graph.gm, options, graph.point.name)
+                record = _record(graph, compiled, given, weights)
+                contents.append((Section("program", graph.point.name, 0, 0, "", level.target.name), schema.dump(record)))
+                code.add_program(graph.point.name, compiled)
+    table, parts = weights.finish()
+    signature = Signature(
+        tuple(graph.point for graph in graphs), tuple(level.target for level in levels), code.handle_offset(), versions()
+    )
+    head: list[Content] = [(Section("signature", "", 0, 0, ""), schema.dump(signature))]
+    tail: list[Content] = [
+        (Section("weights-table", "", 0, 0, ""), schema.dump(table)),
+        (Section("weights", "", 0, 0, ""), b"".join(parts)),
+    ]
+    return [*head, *contents, *code.finish(), *tail]
+
+
+def _record(graph: ExportedGraph, compiled: CompiledGraph, names: Mapping[str, str], weights: WeightTable) -> ProgramRecord:
+    point = graph.point.name
+    if compiled.objects:
+        kinds = ", ".join(sorted({type(one).__name__ for one in compiled.objects}))
+        raise PackageError(f"entry point '{point}' calls Python objects ({kinds}), which no file can hold")
+    places = [graph.placeholders[k] for k in compiled.inputs]
+    sources = [Source("weight", names[one]) if isinstance(one, str) else Source("input", index=one) for one in places]
+    constants = [weights.add_constant(value, point) for value in compiled.constants]
+    results = tuple(_result(graph, compiled, one) for one in graph.results)
+    updates = tuple(names[name] for name in graph.updated)
+    return record_of(compiled.description, tuple(sources), results, tuple(constants), updates)
+
+
+def _result(graph: ExportedGraph, compiled: CompiledGraph, one: int | Leaf) -> Result:
+    if isinstance(one, Leaf):
+        return Result("constant", value=one.value)
+    output = compiled.outputs[one]
+    if output.kind == "result":
+        return Result("result", output.value)
+    if output.kind == "constant":
+        return Result("constant", value=encode_leaf(output.value))
+    return Result("size", value=to_python(output.value))

@@ -1,0 +1,66 @@
+"""The targets of a package by name: levels of the x86-64 instruction set, this machine's CPU, architectures of GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...passes.manager.errors import did_you_mean
+from ...targets.cpu import features as cpu
+from ...targets.package.errors import PackageError
+from ...targets.package.process import cpu_features
+from ...targets.package.signature import Target
+
+_V3 = ("abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "popcnt", "sse4_2")
+_V4 = (*_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
+
+
+@dataclass(frozen=True)
+class Level:
+    """A target of a package. code: the instruction set that the CPU's code is generated for, also that of the host program of a GPU."""
+
+    target: Target
+    code: cpu.Target
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether kernels run on a GPU."""
+        return self.target.capability > 0
+
+
+def level_of(name: str) -> Level:
+    """The level of that name: cpu-v3, cpu-v4, cpu-native, sm_90. PackageError for another one."""
+    if name == "cpu-v3":
+        return Level(Target(name, _V3), cpu.target("avx2"))
+    if name == "cpu-v4":
+        return Level(Target(name, _V4), cpu.target("avx512"))
+    if name == "cpu-native":
+        host = cpu.target()
+        return Level(Target(name, _native_features(host)), host)
+    if found := re.fullmatch(r"sm_(\d+)a?", name):
+        return Level(Target(name, _V3, int(found[1])), cpu.target("avx2"))
+    known = ("cpu-v3", "cpu-v4", "cpu-native", "sm_80", "sm_90")
+    hint = did_you_mean(name, known) or f"; there are: {', '.join(known)}"
+    raise PackageError(f"there is no target '{name}'{hint}")
+
+
+def _native_features(host: cpu.Target) -> tuple[str, ...]:
+    """What code for a CPU needs of one, as Linux names it: those of LLVM's features that are found there by name."""
+    wanted = {re.sub(r"[-._]", "", one[1:]) for one in host.features.split(",") if one.startswith("+")}
+    wanted = {{"lzcnt": "abm", "bmi": "bmi1"}.get(one, one) for one in wanted}
+    return tuple(sorted(one for one in cpu_features() if one.replace("_", "") in wanted))
+
+
+def default_levels(device: str) -> tuple[str, ...]:
+    """The targets of a package that names none: the levels up to this machine's, and for a GPU those that torch's wheels are made for."""
+    if device.startswith("cuda"):
+        return ("sm_80", "sm_90")
+    here = cpu_features()
+    return tuple(name for name, needs in (("cpu-v4", _V4), ("cpu-v3", _V3)) if name == "cpu-v3" or here.issuperset(needs))
+
+
+def ordered(names: Sequence[str]) -> list[Level]:
+    """The levels of these names, best first."""
+    found = [level_of(name) for name in dict.fromkeys(names)]
+    return sorted(found, key=lambda one: (one.target.capability, len(one.target.features), one.target.name), reverse=True)
