@@ -35,7 +35,7 @@ def packed(tmp_path_factory):
 
 
 def test_a_loaded_model_gives_the_bits_of_the_compiled_one(packed):
-    """AOTI-01"""
+    """AOTI-01, AOTI-02"""
     path, model, x = packed
     loaded = stepwell.load(path)
     assert torch.equal(loaded(x), compiled(model, x))
@@ -93,7 +93,7 @@ def test_without_a_native_entry_the_program_runs_in_python(packed, monkeypatch, 
     ],
 )
 def test_arguments_that_do_not_fit_are_named(packed, change, message):
-    """AOTI-02"""
+    """AOTI-04"""
     path, _, x = packed
     loaded = stepwell.load(path)
     with pytest.raises(CallError, match=rf"forward\(\): .*{message}"):
@@ -111,6 +111,7 @@ def test_other_strides_are_copied_and_arguments_go_by_name(packed):
 
 
 def test_weights_are_replaced_and_shared(packed):
+    """AOTI-06"""
     path, _, x = packed
     other = mlp(1)
     loaded = stepwell.load(path, weights=other.state_dict())
