@@ -10,12 +10,20 @@ writes what stands behind a tile, the units wait; those of the library's go on. 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
 
+from xdsl.dialects.builtin import bf16, f16, f32, f64, i8
+from xdsl.ir import Attribute
+
+from ...dialects.support.float8 import FLOAT8
 from .block_price import PROGRAM_WARPS, SPLIT_PARTS, Block, Sums, block_ns, parts_ns, warps_for
 from .machine.gpu import Gpu
+
+RATE_NAMES: Mapping[Attribute, str] = {bf16: "bf16", f16: "f16", f32: "f32", f64: "f64", i8: "i8"}
+"""Types of factors, as the rates of a GPU name them."""
 
 UNHIDDEN_MEMORY_SHARE = 0.1
 """Part of the time of memory, where that is not the slowest, that adds to a product's all the same."""
@@ -29,11 +37,19 @@ WEIGHED_ROWS = 64
 MAX_WEIGHED_ELEMENTS = 256
 """Elements of a row that is weighed, and terms of a score, at most: a program has all of them at once."""
 
+MAX_JOINED_COLUMNS = MAX_WEIGHED_ELEMENTS // 2
+"""Columns of all sums that a program adds up side by side: their registers."""
+
 MIN_PART_TERMS = 128
 """Terms that a part of a row has at least."""
 
 MAX_SKINNY_ROWS = 64
 """Rows, or columns, up to which a generated product is one of few: the other matrix is read once, by programs that may share its sums."""
+
+
+def rate_name(element: Attribute) -> str:
+    """What the rates of a GPU have for factors of a type: 8-bit floats are computed as the 16-bit ones that they are exact in."""
+    return "bf16" if element in FLOAT8 else RATE_NAMES.get(element, "f32")
 
 
 @dataclass(frozen=True)
@@ -211,15 +227,19 @@ def generated_ns(work: Contraction, gpu: Gpu) -> float:
     return generated_price(work, gpu).ns + before + later
 
 
+def weighed_wave_ns(work: Weighing, gpu: Gpu, rows: int) -> float:
+    """A program of so many rows on each multiprocessor, which goes through all terms of them."""
+    each = float(work.depth + work.columns) * work.terms * gpu.multiprocessors
+    units = 2.0 * rows * each / (gpu.rates.tflops[work.kind] * 1e3 * gpu.rates.generated["weighed"])
+    return max(units, each * work.width / gpu.rates.cache_gbs)
+
+
 def weighed_ns(work: Weighing, gpu: Gpu) -> float:
     """One kernel. A program goes through all terms of its rows, or through a part of them where there are few programs."""
-    rates = gpu.rates
     tiles = work.batch * ceil(work.rows / WEIGHED_ROWS)
-    each = float(work.depth + work.columns) * work.terms * rates.multiprocessors
-    units = 2.0 * WEIGHED_ROWS * each / (rates.tflops[work.kind] * 1e3 * rates.generated["weighed"])
     waves = float(ceil(tiles / gpu.multiprocessors))
     if tiles < gpu.multiprocessors:
         waves = min(1.0, max(tiles / gpu.multiprocessors, MIN_PART_TERMS / max(1, work.terms)))
-    busy = waves * max(units, each * work.width / rates.cache_gbs)
-    memory = work.moved / rates.memory_gbs
-    return max(busy, memory) + UNHIDDEN_MEMORY_SHARE * min(busy, memory) + rates.start_us * 1e3 * (1 if waves >= 1.0 else 2)
+    busy = waves * weighed_wave_ns(work, gpu, WEIGHED_ROWS)
+    memory = work.moved / gpu.rates.memory_gbs
+    return max(busy, memory) + UNHIDDEN_MEMORY_SHARE * min(busy, memory) + gpu.start_ns * (1 if waves >= 1.0 else 2)

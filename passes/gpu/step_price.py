@@ -13,8 +13,7 @@ from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
-from xdsl.dialects.builtin import bf16, f16, f32, f64, i8
-from xdsl.ir import Attribute, Operation
+from xdsl.ir import Operation
 
 from ...dialects import loop, mem
 from ...dialects.expr import Expr, sym
@@ -24,7 +23,7 @@ from ...dialects.support.float8 import FLOAT8
 from ..analysis.nest_access import Loop, NestAccess, Node
 from ..cost.batch_cost import body_nests, entry_hints
 from ..cost.block_price import Block, Sums, block_ns
-from ..cost.contraction_price import UNHIDDEN_MEMORY_SHARE, Contraction, price
+from ..cost.contraction_price import RATE_NAMES, UNHIDDEN_MEMORY_SHARE, Contraction, Weighing, price, weighed_wave_ns
 from ..cost.cost_model import Bound, Cost, Work, body_work
 from ..cost.footprint import of_nest
 from ..cost.library_cost import extern_cost, is_attention, product_sizes
@@ -37,8 +36,6 @@ from .tiles.tile import Sizes, Tile, bytes_moved
 
 SPECIAL_OPS = 8
 """Multiply-adds that a multiprocessor makes while it computes a special function: 128 lanes beside 16 units."""
-KINDS: Mapping[Attribute, str] = {bf16: "bf16", f16: "f16", f32: "f32", f64: "f64", i8: "i8"}
-"""Types of factors, as the rates of a GPU name them."""
 
 
 def gpu_step_cost(op: Operation, hints: Mapping[str, int], gpu: Gpu) -> Cost | None:
@@ -102,10 +99,13 @@ def _weighed(info: NestAccess, node: Node, tile: Tile, sizes: Sizes, units: Unit
     flops, specials = body_work(node.op.regions[0].block, scores, units)
     inside = sum(body_work(child.op.regions[0].block, scores * sizes.trips(child.loops), units)[0] for child in node.children)
     sums = scores * depth  # as many as there are terms of the products
-    waves = ceil(tile.programs(sizes) / gpu.multiprocessors) * gpu.multiprocessors / tile.programs(sizes)
-    matrix = 2.0 * scores * (depth + columns)
-    rate = gpu.rates.tflops[_kind(info)] * 1e3 * gpu.rates.generated["weighed"]
-    return _Matrix(matrix, matrix * waves / rate), max(0.0, flops - inside - sums), specials + scores
+    sums_of_rows = len(node.op.kind_names) if isinstance(node.op, loop.ReduceOp) and set(node.op.kind_names) == {"sum"} else 1
+    columns *= sums_of_rows  # side by side
+    width = min(element_bytes(a.dtype) for each in info.root.walk() for a in each.accesses if not a.is_store)
+    work = Weighing(sizes.trips(tile.rest), rows, sizes.trips(node.loops), depth, columns, _kind(info), width, 0.0)
+    waves = ceil(tile.programs(sizes) / gpu.multiprocessors)
+    ns = waves * weighed_wave_ns(work, gpu, tile.axes[0][1])
+    return _Matrix(2.0 * scores * (depth + columns), ns), max(0.0, flops - inside - sums), specials + scores
 
 
 def _plain(info: NestAccess, nodes: Sequence[Node], tile: Tile, sizes: Sizes, gpu: Gpu) -> _Matrix:
@@ -123,7 +123,7 @@ def _plain(info: NestAccess, nodes: Sequence[Node], tile: Tile, sizes: Sizes, gp
 def _kind(info: NestAccess) -> str:
     """The type that the factors of a nest's products have on chip."""
     found = [f.element for node in info.root.walk() if node is not info.root for f in factors(info, node, _around(info, node))]
-    return KINDS.get(found[0], "bf16") if found else "bf16"
+    return RATE_NAMES.get(found[0], "bf16") if found else "bf16"
 
 
 def _around(info: NestAccess, node: Node) -> list[Loop]:
@@ -150,7 +150,7 @@ def _call(op: mem.ExternOp, hints: Mapping[str, int], gpu: Gpu) -> Cost:
 def _kind_of_call(op: mem.ExternOp) -> str:
     """The type of what a call multiplies."""
     types = [loop.element_type(v.type) for v in op.operands if isinstance(v.type, mem.BufferType)]
-    return next(("f8" if t in FLOAT8 else KINDS[t] for t in types if t in KINDS or t in FLOAT8), "f32")
+    return next(("f8" if t in FLOAT8 else RATE_NAMES[t] for t in types if t in RATE_NAMES or t in FLOAT8), "f32")
 
 
 def _width(op: mem.ExternOp) -> int:

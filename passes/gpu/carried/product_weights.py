@@ -19,8 +19,9 @@ from ....dialects.expr import Dim
 from ....dialects.expr.ranges import RangeEnv
 from ...analysis.nest_access import NestAccess
 from ...analysis.reduction_kinds import Cursor
+from ...cost.contraction_price import MAX_JOINED_COLUMNS, MAX_WEIGHED_ELEMENTS
 from ...loop.transform.nest_transform import Refused
-from ..tiles.weighed_products import MAX_JOINED_COLUMNS, MAX_WEIGHED_ELEMENTS, weighed_product
+from ..tiles.weighed_products import weighed_product
 from .softmax_weights import final_store
 from .term_writer import TermWriter, needed, product_of
 

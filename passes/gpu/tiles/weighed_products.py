@@ -36,9 +36,6 @@ the loop."""
 WEIGHED_STAGES = 3
 """Blocks of terms under way; one less where a row has more than half of the most columns."""
 
-MAX_JOINED_COLUMNS = MAX_WEIGHED_ELEMENTS // 2
-"""Columns of all sums that a program adds up side by side: their registers."""
-
 
 @dataclass(frozen=True)
 class WeighedProduct:

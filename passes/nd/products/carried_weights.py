@@ -8,7 +8,7 @@ two layers with an activation between them. `gpu-carry-softmax` makes the nests,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -18,8 +18,8 @@ from ....dialects import nd
 from ....dialects.expr import product
 from ....dialects.expr.ranges import RangeEnv, range_of
 from ....dialects.nd.pointwise import PointwiseOp
-from ....dialects.nd.types import tensor_type
-from ...cost.contraction_price import MAX_WEIGHED_ELEMENTS, Weighing
+from ....dialects.nd.types import element_bytes, tensor_type
+from ...cost.contraction_price import MAX_JOINED_COLUMNS, MAX_WEIGHED_ELEMENTS, Weighing, rate_name
 from ...cost.library_cost import bytes_of, size
 from .carried_scores import COMPUTED, VIEWS, source
 
@@ -32,6 +32,8 @@ class WeighedRows:
     side: int
     scores: tuple[nd.MatmulOp, ...]
     beside: tuple[SSAValue, ...]
+    turned: bool
+    """Whether a row of the weights is a column of the scores."""
 
     @property
     def rows(self) -> SSAValue:
@@ -41,15 +43,17 @@ class WeighedRows:
         """The numbers of the dimensions of its result that the weights, and the rows, have."""
         return [-2, -1] if self.side == 0 else [-1, -2]
 
-    def work(self, hints: Mapping[str, int], kind: str, width: int) -> Weighing:
-        """What its kernel does."""
+    def count(self, hints: Mapping[str, int]) -> tuple[int, int]:
+        """How many rows and columns its result has."""
         dims = tensor_type(self.op.result).dims
-        count, columns = (size(dims[k], hints) for k in self.lengths())
-        terms = size(tensor_type(self.op.lhs).dims[-1], hints)
-        depth = sum(size(tensor_type(op.lhs).dims[-1], hints) for op in self.scores)
-        read = dict.fromkeys(source(v) for v in (*(v for op in self.scores for v in op.operands), self.rows, *self.beside))
-        moved = sum(bytes_of(v, hints) for v in read) + bytes_of(self.op.result, hints)
-        return Weighing(prod(size(n, hints) for n in dims[:-2]), count, terms, depth, columns, kind, width, float(moved))
+        rows, columns = (size(dims[k], hints) for k in self.lengths())
+        return rows, columns
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Products of the same key weigh by the same weights, as one kernel may."""
+        *batch, _, terms = tensor_type(self.op.lhs).dims
+        return *batch, tensor_type(self.op.result).dims[self.lengths()[0]], terms, self.turned
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,31 @@ class CarriedWeights:
     @property
     def products(self) -> tuple[nd.MatmulOp, ...]:
         return *self.scores, *(one.op for one in self.weighed)
+
+    def works(self, hints: Mapping[str, int]) -> Iterator[Weighing]:
+        """What its kernels do: sums by the same weights are one, while a program has room for their columns."""
+        kernels: list[list[WeighedRows]] = []
+        for one in self.weighed:
+            for kernel in kernels:
+                columns = sum(each.count(hints)[1] for each in (*kernel, one))
+                if kernel[0].key == one.key and columns <= MAX_JOINED_COLUMNS:
+                    kernel.append(one)
+                    break
+            else:
+                kernels.append([one])
+        return (_work(kernel, hints) for kernel in kernels)
+
+
+def _work(kernel: Sequence[WeighedRows], hints: Mapping[str, int]) -> Weighing:
+    """What one kernel of several sums does."""
+    op = kernel[0].op
+    scores = dict.fromkeys(score for one in kernel for score in one.scores)
+    given = [*(v for score in scores for v in score.operands), *(v for one in kernel for v in (one.rows, *one.beside))]
+    moved = sum(bytes_of(v, hints) for v in dict.fromkeys(map(source, given))) + sum(bytes_of(one.op.result, hints) for one in kernel)
+    depth = sum(size(tensor_type(score.lhs).dims[-1], hints) for score in scores)
+    columns, kind = sum(one.count(hints)[1] for one in kernel), tensor_type(op.result).element_type
+    batch, terms = prod(size(n, hints) for n in tensor_type(op.result).dims[:-2]), size(tensor_type(op.lhs).dims[-1], hints)
+    return Weighing(batch, kernel[0].count(hints)[0], terms, depth, columns, rate_name(kind), element_bytes(kind), float(moved))
 
 
 def carried_weights(products: Collection[nd.MatmulOp], symbols: RangeEnv) -> Iterator[CarriedWeights]:
@@ -117,18 +146,23 @@ def _rows(op: nd.MatmulOp, inside: Collection[Operation]) -> WeighedRows | None:
     scores: dict[nd.MatmulOp, None] = {}
     beside: dict[SSAValue, None] = {}
     worklist = [op.operands[side]]
-    seen = set(worklist)
+    turned = {worklist[0]: side == 1}
     while worklist:
         one = worklist.pop()
         owner = one.owner
         if isinstance(owner, nd.MatmulOp) and owner in inside:
             scores[owner] = None
         elif isinstance(owner, Operation) and owner in inside:
-            new = [v for v in owner.operands if v not in seen]
-            seen.update(new)
+            new = [v for v in owner.operands if v not in turned]
+            turned.update(dict.fromkeys(new, turned[one] ^ _turns(owner)))
             worklist += new
         elif product(tensor_type(one).dims).value != 1:
             beside[one] = None
-    found = WeighedRows(op, side, tuple(scores), tuple(beside))
+    found = WeighedRows(op, side, tuple(scores), tuple(beside), any(turned[score.result] for score in scores))
     alone = tensor_type(op.result).dims[found.lengths()[0]].value == 1
     return None if alone or not scores else found
+
+
+def _turns(op: Operation) -> bool:
+    """Whether rows and columns change places."""
+    return isinstance(op, nd.PermuteOp) and op.dims.data[-2] > op.dims.data[-1]

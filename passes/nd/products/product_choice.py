@@ -15,7 +15,7 @@ from math import prod
 
 from xdsl.dialects.builtin import bf16, f16, f32
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Attribute, Block, Operation, SSAValue, Use
+from xdsl.ir import Block, Operation, SSAValue, Use
 
 from ....dialects import nd
 from ....dialects.expr import ONE, ZERO, Expr, product
@@ -23,7 +23,17 @@ from ....dialects.expr.ranges import RangeEnv, range_of
 from ....dialects.nd.pointwise import OPS, PARTLY_ROUNDED, CastOp, PointwiseOp
 from ....dialects.nd.types import I32_MAX, element_bytes, tensor_type
 from ....dialects.support.float8 import FLOAT8
-from ...cost.contraction_price import MAX_SKINNY_ROWS, Contraction, generated_ns, generated_price, is_few, library_ns, stream_ns, weighed_ns
+from ...cost.contraction_price import (
+    MAX_SKINNY_ROWS,
+    Contraction,
+    generated_ns,
+    generated_price,
+    is_few,
+    library_ns,
+    rate_name,
+    stream_ns,
+    weighed_ns,
+)  # fmt: skip
 from ...cost.held_numbers import held_numbers
 from ...cost.library_cost import bytes_of, size
 from ...cost.machine import Gpu
@@ -36,9 +46,8 @@ from .joined_factors import joined_factor
 from .own_scores import give_own_scores
 from .scaled_products import ScaledProduct
 
-KINDS: Mapping[Attribute, str] = {bf16: "bf16", f16: "f16", **dict.fromkeys(FLOAT8, "bf16")}
-"""Types of factors that units for products take, 8-bit floats as the 16-bit ones that they are exact in, as the rates of a GPU name
-them."""
+FACTORS = (bf16, f16, *FLOAT8)
+"""Types of factors that units for products take, 8-bit floats as the 16-bit ones that they are exact in."""
 
 CONSTANT = nd.FullOp | nd.IotaOp
 """Operations whose elements are nowhere in memory."""
@@ -120,7 +129,7 @@ class ProductChooser:
         """The price of a kernel that keeps scores on chip."""
         casts = exact_factors(one.weighed)
         kind = tensor_type(one.weighed.result if casts is None else casts[0].input).element_type
-        return weighed_ns(one.work(self.hints, KINDS[kind], element_bytes(kind)), self.gpu)
+        return weighed_ns(one.work(self.hints, rate_name(kind), element_bytes(kind)), self.gpu)
 
     def may_be_scores(self, op: nd.MatmulOp) -> bool:
         """Whether a product can be generated if it is not stored."""
@@ -152,9 +161,7 @@ class ProductChooser:
             return
         apart = {op: library_ns(works[op], self.gpu) for op in one.products}
         apart.update((op, min(ns, found[op].generated_ns)) for op, ns in apart.items() if op in found and found[op].generated_ns)
-        kinds = [tensor_type(rows.op.result).element_type for rows in one.weighed]
-        works_here = [rows.work(self.hints, KINDS[kind], element_bytes(kind)) for rows, kind in zip(one.weighed, kinds, strict=True)]
-        calls, kernels = sum(apart.values()), sum(weighed_ns(work, self.gpu) for work in works_here)
+        calls, kernels = sum(apart.values()), sum(weighed_ns(work, self.gpu) for work in one.works(self.hints))
         if kernels <= calls:
             for op in one.products:
                 reason = "its elements weigh rows of other products" if op in one.scores else "its terms are weighed by products"
@@ -218,7 +225,7 @@ def cannot(op: nd.MatmulOp | nd.ConvOp | nd.ExternOp, gpu: Gpu, symbols: RangeEn
         return "the GPU has no units for products"
     if scaled is not None and (reason := scaled.cannot(gpu)):
         return reason
-    kinds = (*KINDS, f32) if depthwise else KINDS
+    kinds = (*FACTORS, f32) if depthwise else FACTORS
     exact = scaled is not None or (isinstance(op, nd.MatmulOp) and exact_factors(op) is not None)
     if not exact and (t.element_type not in kinds or any(x.element_type != t.element_type for x in tensors)):
         return f"its factors are of {tensors[0].element_type} and {tensors[1].element_type}, not of 16-bit floats"
@@ -264,7 +271,7 @@ def candidates(
             region = _Region([one.results[0]], taken)
             taken.update(region.behind)
             t = tensor_type(one.results[0])
-            work = found.work(KINDS[t.element_type], element_bytes(t.element_type), hints)
+            work = found.work(rate_name(t.element_type), element_bytes(t.element_type), hints)
             yield Candidate((one,), _with_neighbours(work, region, hints))
 
 
@@ -448,7 +455,7 @@ def _work(
     width = element_bytes(t.element_type)
     bare = Contraction(
         rows, columns // max(parts, 1), size(tensor_type(ops[0].lhs).dims[-1], hints), prod(batch), max(parts, len(ops)),
-        KINDS.get(t.element_type, "f32"), width, width,
+        rate_name(t.element_type), width, width,
         sources=float(sum(source for source, _ in factors)), computed=float(sum(made for _, made in factors)),
     )  # fmt: skip
     if scaled is not None:
@@ -462,7 +469,7 @@ def _exact_work(work: Contraction, op: nd.MatmulOp | nd.ConvOp | nd.ExternOp, hi
     casts = exact_factors(op) if isinstance(op, nd.MatmulOp) else None
     if casts is None:
         return work
-    return replace(_before_casts(work, casts, hints), kind=KINDS[tensor_type(casts[0].input).element_type])
+    return replace(_before_casts(work, casts, hints), kind=rate_name(tensor_type(casts[0].input).element_type))
 
 
 def _before_casts(work: Contraction, casts: Sequence[CastOp], hints: Mapping[str, int]) -> Contraction:
@@ -478,7 +485,7 @@ def _convolution_work(op: nd.ConvOp, region: _Region, hints: Mapping[str, int]) 
     t = tensor_type(op.result)
     width, vector = element_bytes(t.element_type), is_depthwise(op)
     bare = Contraction(
-        rows, columns, terms, groups, 1, "f32" if vector else KINDS[t.element_type], width, width,
+        rows, columns, terms, groups, 1, "f32" if vector else rate_name(t.element_type), width, width,
         windows=float(read_once(op, hints)), vector=vector,
     )  # fmt: skip
     return _with_neighbours(bare, region, hints)
