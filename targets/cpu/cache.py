@@ -63,18 +63,24 @@ def cache_folder() -> Path:
 
 @cache
 def environment() -> str:
-    """What takes part, as one hash: Python (its minor version and build, whose objects native entries look into), the versions of packages
-    (torch and Triton if they are installed), and the parts of this package that compile."""
+    """All that takes part, as one hash."""
+    return hashlib.sha256(repr(sorted(parts_of_environment().items())).encode()).hexdigest()
+
+
+@cache
+def parts_of_environment() -> dict[str, str]:
+    """What takes part, by name: Python (its minor version and build, whose objects native entries look into), the versions of packages
+    (torch and Triton if they are installed), and the parts of this package that compile, as a hash."""
     from importlib.metadata import PackageNotFoundError, version
 
-    digest = hashlib.sha256(repr((sys.implementation.cache_tag, getattr(sys, "abiflags", ""))).encode())
+    parts = {"python": f"{sys.implementation.cache_tag}{getattr(sys, 'abiflags', '')}"}
     for name in ("torch", "llvmlite", "xdsl", "triton"):
         try:
-            digest.update(f"{name} {version(name)}\n".encode())
+            parts[name] = version(name)
         except PackageNotFoundError:
             continue
-    digest.update(source_digest(Path(__file__).resolve().parents[2]))
-    return digest.hexdigest()
+    parts["source"] = source_digest(Path(__file__).resolve().parents[2]).hex()
+    return parts
 
 
 def source_digest(root: Path) -> bytes:

@@ -1,9 +1,11 @@
-"""The cache on disk, shown and emptied: `stepwell cache [show | trim [SIZE] | clear [KIND ...]]`.
+"""The cache on disk, shown, emptied and moved: `stepwell cache [show | trim [SIZE] | clear [KIND ...] | export FILE | import FILE]`.
 
 show    the folder, its limit, and files, bytes and last use by kind
 trim    remove what was not used for longest until the folder has SIZE (500M, 2G; else its limit)
 clear   remove compiled files (of these kinds), with `--unused DAYS` those that were not used for so many days, with `--measured` also the
         tables of what was measured on this machine
+export  write compiled files (of these kinds, used within `--used DAYS`) to one file, for another machine with the same versions
+import  read such a file; what is there already stays. It holds code: read none from somebody whose programs you would not run
 
 What a running program needs of a file that is removed, it has already or makes again.
 """
@@ -12,13 +14,18 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...targets.cpu import cache_remote
 from ...targets.cpu.cache import cache_folder
 from ...targets.cpu.cache_limit import KINDS, TABLES, VARIABLE, entries, limit, parse_size, remove, sweep
+
+if TYPE_CHECKING:
+    from .archive import Moved
 
 _DAY = 86400.0
 
@@ -66,28 +73,53 @@ def _readable(size: int) -> str:
     return f"{size} bytes"
 
 
+def _moved(moved: Moved, verb: str) -> str:
+    kinds = ", ".join(f"{n} {kind}" for kind, n in moved.by_kind.items()) or "nothing new"
+    return f"{kinds}: {_readable(moved.size)} {verb}" + (f"; {moved.known} were there" if moved.known else "")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="stepwell cache", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command")
     commands.add_parser("show")
     commands.add_parser("trim").add_argument("size", nargs="?", help="such as 500M; else the limit")
     clearing = commands.add_parser("clear")
-    clearing.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(KINDS))
     clearing.add_argument("--unused", type=float, default=0.0, metavar="DAYS", help="only what was not used for so many days")
-    clearing.add_argument("--measured", action="store_true", help="also what was measured on this machine")
+    exporting = commands.add_parser("export")
+    exporting.add_argument("file")
+    exporting.add_argument("--used", type=float, default=0.0, metavar="DAYS", help="only what was used within so many days")
+    for one in (clearing, exporting):
+        one.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(KINDS))
+        one.add_argument("--measured", action="store_true", help="also what was measured on this machine")
+    importing = commands.add_parser("import")
+    importing.add_argument("file")
+    importing.add_argument("--anyway", action="store_true", help="also a file that was made with other versions")
     args = parser.parse_args(argv)
     root = cache_folder()
+    if unknown := [k for k in getattr(args, "kinds", ()) if k not in KINDS]:
+        parser.error(f"there is no kind {unknown[0]!r}; known: {', '.join(KINDS)}")
     if args.command in (None, "show"):
         show(root)
-        return 0
-    if args.command == "trim":
+    elif args.command in ("export", "import"):
+        return _move(root, args)
+    else:
         try:
-            files, size = trim(root, args.size)
+            size = trim(root, args.size) if args.command == "trim" else clear(root, args.kinds, args.unused, args.measured)
         except ValueError as error:
             parser.error(str(error))
-    else:
-        if unknown := [k for k in args.kinds if k not in KINDS]:
-            parser.error(f"there is no kind {unknown[0]!r}; known: {', '.join(KINDS)}")
-        files, size = clear(root, args.kinds, args.unused, args.measured)
-    print(f"{files} files removed, {_readable(size)}")
+        print(f"{size[0]} files removed, {_readable(size[1])}")
+    return 0
+
+
+def _move(root: Path, args: argparse.Namespace) -> int:
+    from .archive import PackageError, export_cache, import_cache
+
+    try:
+        if args.command == "export":
+            print(_moved(export_cache(root, args.file, args.kinds, args.used, args.measured), f"in {args.file}"))
+        else:
+            print(_moved(import_cache(root, args.file, args.anyway), "read"))
+    except PackageError as error:
+        print(f"stepwell cache: error: {error}", file=sys.stderr)
+        return 1
     return 0
