@@ -23,8 +23,9 @@ MACHINE = "stepwell.machine"
 """The attribute of a module that names its machine."""
 USUAL_GPU = "sm_90"
 """The GPU that is meant where none is named."""
-NUMBERS: Mapping[str, Mapping[str, int]] = {"cpu": {"threads": 1}, "gpu": {"multiprocessors": 1, "device": 0}}
-"""Kind of machine -> the numbers that its attribute may hold, each with the least value that it may have."""
+NUMBERS: Mapping[str, Mapping[str, int]] = {"cpu": {"threads": 1, "library": 0}, "gpu": {"multiprocessors": 1, "device": 0}}
+"""Kind of machine -> the numbers that its attribute may hold, each with the least value that it may have. `library` is 0 where nothing of
+torch runs: every operator is computed by code of ours."""
 _NAMES = {"cpu": re.compile("cpu"), "nvidia": re.compile(r"sm_\d{2,3}[af]?"), "amd": re.compile("gfx[0-9a-f]{3,4}")}
 """Whose instructions a machine has -> how such machines are called."""
 
@@ -60,6 +61,12 @@ class NamedMachine:
     def maker(self) -> str:
         """Whose instructions it has: "cpu", "nvidia", "amd"; "" for a name that is none."""
         return next((maker for maker, names in _NAMES.items() if names.fullmatch(self.name)), "")
+
+
+def has_library(op: Operation) -> bool:
+    """Whether operators may be calls of torch's library on the machine of `op`'s module: everywhere, unless it says `library = 0`."""
+    named = named_machine(op)
+    return named is None or dict(named.numbers).get("library", 1) != 0
 
 
 @irdl_attr_definition

@@ -30,6 +30,7 @@ from xdsl.ir import Operation, SSAValue
 from ....dialects import nd
 from ....dialects.expr import ONE, Expr, IndexMap, dim, is_row_major
 from ....dialects.expr.syntax import IndexMapAttr
+from ....dialects.machine import has_library
 from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.pointwise import CONTRACT, OPS, CastOp
 from ....dialects.nd.types import FLOATS, LOW_PRECISION, TensorType, compute_type, element_bytes, tensor_type
@@ -81,14 +82,14 @@ class NdSmallConvolutions(Pass):
     name = "nd-small-convolutions"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        symbols, hints = nd.symbol_ranges(op), symbol_hints(op)
+        symbols, hints, everything = nd.symbol_ranges(op), symbol_hints(op), not has_library(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             every = [o for o in func.body.block.ops if isinstance(o, nd.ConvOp)]
-            of_complex = complex_products(every)
+            of_complex = set[nd.ConvOp]() if everything else complex_products(every)
             found = [o for o in every if o not in of_complex]
             if not found:
                 continue
-            library = [o for o in found if not few_channels(o)]
+            library = [] if everything else [o for o in found if not few_channels(o)]
             chosen = {o for o in found if o not in library}
             for one in library:
                 if is_depthwise(one):

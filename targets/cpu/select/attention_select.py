@@ -15,6 +15,7 @@ from xdsl.dialects.func import FuncOp
 
 from ....dialects import nd
 from ....dialects.expr import ONE
+from ....dialects.machine import has_library
 from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.types import LayoutAttr, tensor_type
 from ....lowering.mem_to_cpu.attention import DTYPES, GENERATED, FlashCall, flash_call, shapes_fit
@@ -37,7 +38,7 @@ class AttentionSelect(Pass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Writes the choice on each call of flash attention."""
         hints = symbol_hints(op)
-        eager = keeps_eager_numerics(op)
+        eager, force = keeps_eager_numerics(op), self.force if has_library(op) else GENERATED
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             for extern in func.body.block.ops:
                 flash = flash_call(extern.call.data) if isinstance(extern, nd.ExternOp) and extern.schedule is None else None
@@ -47,7 +48,7 @@ class AttentionSelect(Pass):
                 if not _can_be_generated(extern, flash):
                     choice = "library"
                 else:
-                    choice = self.force or ("library" if eager else _choice(extern, flash, hints))
+                    choice = force or ("library" if eager else _choice(extern, flash, hints))
                 extern.properties["schedule"] = StringAttr(choice)
                 if choice == GENERATED and extern.results[-1].first_use is None and len(extern.results) == 2:
                     _drop_sums(extern)

@@ -2,6 +2,8 @@
 
 The rules of this machine decide (gemm/choice.py), or a measurement where they are not sure.
 
+On a machine without the library (stepwell.machine) it is always generated code; operands that that does not take as they lie are copied.
+
 The choice is written as the `schedule` of the contraction ("gemm" or "library"), where it can be read and overruled; a schedule that is
 there already stays.
 """
@@ -17,11 +19,13 @@ from xdsl.dialects.func import FuncOp
 
 from ....dialects import loop
 from ....dialects.expr import Expr, evaluate, free_syms
+from ....dialects.machine import has_library
 from ....lowering.mem_to_cpu.contract import DTYPES, Product, recognise, row_major, transposed
 from ....passes.analysis.symbols import symbol_hints
 from ....passes.manager.pass_manager import Pass
 from ..gemm.choice import prefer_own_gemm, relative_speed
 from .contract_measure import ProductSizes, measure
+from .pack_operands import pack_operands
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,14 @@ class ContractSelect(Pass):
     times, in microseconds, are kept on disk and shown as the attribute `measured` of the contraction."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        hints = symbol_hints(op)
+        hints, force = symbol_hints(op), self.force
+        if not has_library(op):
+            force = "gemm"
+            pack_operands(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             for contract in func.body.block.ops:
                 if isinstance(contract, loop.ContractOp) and contract.schedule is None:
-                    choice = self.force or self._choice(contract, hints)
+                    choice = force or self._choice(contract, hints)
                     contract.properties["schedule"] = StringAttr(choice)
                     self.statistic(f"num-{choice}")
 
