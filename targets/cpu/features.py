@@ -26,6 +26,8 @@ class Target:
     """Width of a vector register."""
     flags: frozenset[str]
     """Of avx2, avx512, avx512dq, avx512bw, avx512bf16, f16c, fma, sse41, neon: those that are there."""
+    vector_library: bool = True
+    """Whether code may call the vector functions that torch brings."""
 
     def has(self, flag: str) -> bool:
         """Whether the instruction set has `flag`."""
@@ -35,6 +37,8 @@ class Target:
     def sleef(self) -> tuple[tuple[str, int], ...]:
         """(suffix of the symbols, bits) of the Sleef variants that this target can call, widest first; none on plain
         SSE."""
+        if not self.vector_library:
+            return ()
         if self.has("avx512"):
             return (("avx512f", 512), ("avx2", 256))
         if self.has("avx2"):

@@ -50,7 +50,7 @@ def _initialise(native: bool) -> None:
 
 
 @cache
-def _machine(wanted: Target, opt: int) -> Any:
+def machine_for(wanted: Target, opt: int) -> Any:
     """One target machine for each instruction set and level; making one costs 0.2 ms."""
     _initialise(wanted.triple == binding.get_process_triple())
     found = binding.Target.from_triple(wanted.triple)
@@ -83,7 +83,7 @@ def compile_text(text: str, opt: int = 2, wanted: Target | None = None) -> bytes
     """
     wanted = wanted or target()
     with _lock:
-        machine = _machine(wanted, opt)
+        machine = machine_for(wanted, opt)
         return machine.emit_object(_parse(text))
 
 
@@ -91,7 +91,7 @@ def assembly(text: str, wanted: Target | None = None, opt: int = 2) -> str:
     """The assembly text for one LLVM module."""
     wanted = wanted or target()
     with _lock:
-        return _machine(wanted, opt).emit_assembly(_parse(text))
+        return machine_for(wanted, opt).emit_assembly(_parse(text))
 
 
 _SERIAL_OPENMP = Path(__file__).with_name("serial_openmp.ll")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from ...dialects.expr import Add, Const, Expr, FloorDiv, Max, Min, Mod, Mul, Sym
 from ..cpu.emit.text import FunctionText, ModuleText
@@ -49,8 +50,11 @@ _SIGNATURES: dict[str, str] = {
 class EntryCode(FunctionText):
     """Text of LLVM instructions, one after the other; each size and each constant array once."""
 
-    def __init__(self, module: ModuleText, items: ItemTable):
-        super().__init__(module, SYMBOL, {})
+    signatures: ClassVar[Mapping[str, str]] = _SIGNATURES
+    """The functions that `call` knows, with their LLVM types."""
+
+    def __init__(self, module: ModuleText, items: ItemTable, symbol: str = SYMBOL):
+        super().__init__(module, symbol, {})
         self.items = items
         self.sizes: dict[Expr, str] = {}
         self.constants: dict[tuple[int, ...], str] = {}
@@ -60,7 +64,7 @@ class EntryCode(FunctionText):
 
     def call(self, name: str, *arguments: str) -> str:
         """Append a call of a known function; gives its result, or "" when it has none."""
-        result, _, types = _SIGNATURES[name].partition(" (")
+        result, _, types = self.signatures[name].partition(" (")
         types = types[:-1]
         self.module.declare(name, result, types)
         pairs = ", ".join(f"{t} {a}" for t, a in zip(types.split(", "), arguments, strict=True)) if types else ""

@@ -10,13 +10,14 @@ from llvmlite import binding
 
 from stepwell.errors import StepwellError
 from stepwell.targets.host import symbols
+from stepwell.targets.host.c import runtime as c_runtime
 from stepwell.targets.host.gpu import runtime_ir as gpu_runtime
 from stepwell.targets.host.runtime import runtime_ir
 from stepwell.targets.llvm_text import LlvmTextError, llvm_text
 
 TARGETS = Path(__file__).resolve().parents[2] / "targets"
 FILES = sorted(TARGETS.rglob("*.ll"))
-VALUES = {"host/runtime": runtime_ir.placeholders(16), "host/gpu": gpu_runtime.placeholders()}
+VALUES = {"host/runtime": runtime_ir.placeholders(16), "host/gpu": gpu_runtime.placeholders(), "host/c": c_runtime.placeholders("model")}
 DEFINED = re.compile(r"^define (?:internal )?([^@\n]*)@([\w.]+)\(([^)\n]*)\)", re.MULTILINE)
 DECLARED = re.compile(r"^declare ([^@\n]*)@([\w.]+)\(([^)\n]*)\)", re.MULTILINE)
 
@@ -29,7 +30,8 @@ def code_of(file: Path) -> str:
     """The text of a file without comments, with values for its placeholders."""
     values = VALUES.get(str(file.parent.relative_to(TARGETS)), {})
     text = file.read_text()
-    return re.sub(r";.*", "", llvm_text([file], {name: value for name, value in values.items() if re.search(rf"\${name}\b", text)}))
+    used = {name: value for name, value in values.items() if re.search(rf"\${name}(?![A-Z0-9_])", text)}
+    return re.sub(r";.*", "", llvm_text([file], used))
 
 
 def signature(result: str, parameters: str) -> str:
@@ -60,7 +62,8 @@ def test_every_function_and_every_declaration_is_used():
     for file, text in texts.items():
         for _, name, _ in DEFINED.findall(text):
             mentions = len(re.findall(rf"@{name}\b", everything)) - len(re.findall(rf"^(?:define|declare) .*@{name}\(", everything, re.M))
-            if not mentions and f'"{name}"' not in python and not name.startswith("__nv_"):  # those Triton's kernels call
+            interface = name.removeprefix("model_") in c_runtime.API
+            if not mentions and f'"{name}"' not in python and not (interface or name.startswith("__nv_")):  # those Triton's kernels call
                 dead.append(f"{name_of(file)}: {name}")
         dead += [f"{name_of(file)}: {name}" for _, name, _ in DECLARED.findall(text) if len(re.findall(rf"@{name}\b", text)) < 2]
     assert dead == []
@@ -72,8 +75,8 @@ def test_declarations_agree_with_definitions_and_with_what_entries_declare():
         for result, name, parameters in (*DEFINED.findall(code_of(file)), *DECLARED.findall(code_of(file))):
             wanted = signature(result, parameters)
             assert found.setdefault(name, wanted) == wanted, f"{name_of(file)}: {name}"
-    for name, wanted in (runtime_ir.FUNCTIONS | gpu_runtime.GPU_FUNCTIONS).items():
-        assert found[name] == wanted, name
+    for name, wanted in (runtime_ir.FUNCTIONS | gpu_runtime.GPU_FUNCTIONS | c_runtime.FUNCTIONS).items():
+        assert found.get(name, wanted) == wanted and (name in found or name.startswith("llvm.")), name
 
 
 def test_what_the_runtimes_need_of_others_is_looked_for():

@@ -1,0 +1,61 @@
+"""What the C entry of a program is told beside the program: where its arguments come from, and what becomes of what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from xdsl.dialects.builtin import ModuleOp
+
+from ....errors import CompileError
+
+
+class CEntryError(CompileError):
+    """A program that has no C entry; the message names what stands in the way, where it comes from, and what to do."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """An argument that the caller of the entry gives."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A tensor of the package, `offset` bytes behind the beginning of its weights; nobody writes to it."""
+
+    offset: int
+
+
+@dataclass(frozen=True)
+class State:
+    """A tensor of the model, `offset` bytes behind the beginning of its updated buffers."""
+
+    offset: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """A returned value that the caller gets."""
+
+    name: str
+
+
+Source = Given | Weight | State
+"""Where an argument or a constant of a program comes from."""
+
+
+@dataclass(frozen=True)
+class EntryPlan:
+    """One entry: a module down to its host program, and how its values meet the caller's.
+
+    arguments: of the program, in order. constants: by the number of `host.constant`. returns: for each value that the program returns, in
+    order; State: it is copied there at the end; None: nobody wants it. ranges: lowest and highest value (None: any) of size symbols."""
+
+    name: str
+    module: ModuleOp
+    arguments: Sequence[Source]
+    constants: Sequence[Weight | State] = ()
+    returns: Sequence[Result | State | None] = ()
+    ranges: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)

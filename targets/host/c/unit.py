@@ -1,0 +1,190 @@
+"""Entries, kernels, functions of products and attention and the runtime as one relocatable object.
+
+Each is a module of LLVM; they are linked as modules, all but the interface's functions gets internal linkage, and the code generator runs
+once. Functions carry the instruction set that they are for as attributes, so that several levels are in one object. What depends on no
+level (the runtime, the signature) is code for every x86-64.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from llvmlite import binding
+
+from ....dialects.host import program_of
+from ...cpu.emit.module import emit_kernels
+from ...cpu.features import Target, target
+from ...cpu.jit import LlvmError, machine_for, object_symbols
+from ...cpu.library import module_of, spec_of
+from .dtypes import DlpackType
+from .emit import emit_c_entry
+from .layouts import returned_value, value_of
+from .levels import needs, ordered, target_of_level
+from .plan import EntryPlan, Given, Result
+from .runtime import API, PACKAGE, WEIGHTS, runtime_text
+from .signature import Signature, SignatureText
+
+ALLOWED = frozenset((
+    "__tls_get_addr", "aligned_alloc", "calloc", "free", "getpid", "memcpy", "memmove", "memset", "pthread_cond_broadcast",
+    "pthread_cond_wait", "pthread_create", "pthread_join", "pthread_mutex_lock", "pthread_mutex_trylock", "pthread_mutex_unlock",
+    "sched_getaffinity", "snprintf", "strcmp", "syscall",
+))  # fmt: skip
+"""What an object may need of the C library, functions of mathematics aside."""
+
+_HEAD = re.compile(r'nounwind "prefer-vector-width"="512" \{$', re.MULTILINE)
+_KEPT = re.compile(r"^@(\w+_kept) = internal global", re.MULTILINE)
+
+
+def signature_of(plan: EntryPlan) -> Signature:
+    """What an entry takes and gives."""
+    program = program_of(plan.module)
+    last = program.body.block.last_op
+    inputs = [
+        value_of(argument, source.name, plan)
+        for argument, source in zip(program.body.block.args, plan.arguments, strict=True)
+        if isinstance(source, Given)
+    ]
+    results: list[Any] = []
+    for k, wanted in enumerate(plan.returns):
+        if isinstance(wanted, Result):
+            found = returned_value(plan, last, k)  # pyright: ignore[reportArgumentType]
+            results.append(type(found)(wanted.name, found.type, found.sizes, found.strides))
+    return Signature(plan.name, tuple(inputs), tuple(results), plan.ranges)
+
+
+class Unit:
+    """Modules of LLVM that become one object."""
+
+    def __init__(self, name: str, levels: tuple[str, ...] = ("cpu-v3",)):
+        self.name = name
+        self.levels = ordered(levels)
+        binding.initialize_native_target()
+        binding.initialize_native_asmparser()  # for the section of the weights, and for instructions without an intrinsic
+        self._context = binding.create_context()
+        self._module: Any = self._parse(f'target triple = "{target("generic-sse").triple}"\n')
+        self._library: dict[str, list[str]] = {}
+        """The functions of products and attention that are linked, and what they keep."""
+
+    def _parse(self, text: str) -> Any:
+        try:
+            return binding.parse_assembly(text, context=self._context)
+        except RuntimeError as error:
+            raise LlvmError(f"LLVM cannot read the text of the object: {error}") from error
+
+    def _link(self, text: str, seen: Sequence[str] = ()) -> None:
+        """Add a module; with `seen`, nothing else of it can be referred to."""
+        module = self._parse(text)
+        for value in (*module.functions, *module.global_variables) if seen else ():
+            if not value.is_declaration and value.name not in seen:
+                value.linkage = "internal"
+        self._module.link_in(module)
+
+    def entry(self, plan: EntryPlan, level: str, symbol: str) -> None:
+        """Add the entry and the kernels of a plan, for a level."""
+        wanted = target_of_level(level)
+        unit = emit_kernels(plan.module, wanted)
+        emit_c_entry(unit, program_of(plan.module), plan, symbol)
+        self._link(unit.text(), [symbol])
+        for called in unit.declarations:
+            if called not in self._library and (spec := spec_of(called)) is not None:
+                text = _for_target(module_of(spec), wanted)
+                self._library[called] = _KEPT.findall(text)
+                self._link(_KEPT.sub(r"@\1 = global", text))
+
+    def build(self, plans: Sequence[EntryPlan], weights: Path | None, state_bytes: int) -> bytes:
+        """The object: all entries for all levels. weights: a file; updated buffers begin as its first `state_bytes`."""
+        symbols: list[str] = []
+        for level in self.levels:
+            for plan in plans:
+                symbols.append(f"{self.name}_{level.replace('-', '_')}_{len(symbols)}")
+                self.entry(plan, level, symbols[-1])
+        self._link(self._package([signature_of(plan) for plan in plans], symbols, state_bytes))
+        self._link(runtime_text(self.name))
+        self._hide()
+        text = str(self._module) + _weights(weights)
+        module = self._parse(text)
+        module.verify()
+        code = machine_for(target("generic-sse"), 2).emit_object(module)
+        _check_symbols(code)
+        return code
+
+    def _package(self, signatures: Sequence[Signature], symbols: Sequence[str], state_bytes: int) -> str:
+        text = SignatureText()
+        entries = text.entries(signatures)
+        names = [text.text(level) for level in self.levels]
+        kept = [one for found in self._library.values() for one in found]
+        n = len(self.levels)
+        functions = ", ".join(f"ptr @{symbol}" for symbol in symbols)
+        return "\n".join([
+            f"@{WEIGHTS} = external hidden constant i8",
+            *text.globals,
+            *(f"declare i32 @{symbol}(ptr, ptr, ptr, i32)" for symbol in symbols),
+            *(f"@{one} = external global ptr" for one in kept),
+            "declare void @free(ptr)",
+            f"@stepwell_c_needs = internal constant [{n} x i64] [{', '.join(f'i64 {needs(level)}' for level in self.levels)}]",
+            f"@stepwell_c_levels = internal constant [{n} x ptr] [{', '.join(f'ptr {name}' for name in names)}]",
+            f"@stepwell_c_functions = internal constant [{len(symbols)} x ptr] [{functions}]",
+            f"@{PACKAGE} = hidden constant {{ i32, i32, ptr, ptr, ptr, ptr, i64, ptr }} {{ i32 {len(signatures)}, i32 {n}, "
+            "ptr @stepwell_c_needs, ptr @stepwell_c_levels, ptr @stepwell_c_functions, "
+            f"ptr {entries}, i64 {state_bytes}, ptr @{WEIGHTS} }}",
+            _type_names(text), _forget(kept),
+        ])  # fmt: skip
+
+    def _hide(self) -> None:
+        """Nothing but the interface can be seen from outside."""
+        interface = {f"{self.name}_{function}" for function in API}
+        for value in (*self._module.functions, *self._module.global_variables):
+            if not value.is_declaration and value.name not in interface:
+                value.linkage = "internal"
+
+
+def _for_target(text: str, wanted: Target) -> str:
+    """The text of a function of products or attention, for an instruction set."""
+    features = f'"target-cpu"="{wanted.cpu}" "target-features"="{wanted.features}"'
+    return _HEAD.sub(lambda _: f'nounwind "prefer-vector-width"="512" "min-legal-vector-width"="512" {features} {{', text)
+
+
+def _type_names(text: SignatureText) -> str:
+    """The function that names a type, for messages."""
+    start = len(text.globals)
+    rows = [(one.word, text.text(one.name)) for one in DlpackType]
+    unknown = text.text("a type without a name")
+    cases = "\n".join(f"    i32 {word}, label %t{k}" for k, (word, _) in enumerate(rows))
+    blocks = "\n".join(f"t{k}:\n  ret ptr {name}" for k, (_, name) in enumerate(rows))
+    head = "define ptr @stepwell_c_type_name(i32 %type) {\n  switch i32 %type, label %other ["
+    return "\n".join([*text.globals[start:], head, cases, "  ]", blocks, f"other:\n  ret ptr {unknown}\n}}"])
+
+
+def _forget(kept: Sequence[str]) -> str:
+    """The function that frees what functions keep from call to call; it runs when there is no model."""
+    lines: list[str] = []
+    for k, name in enumerate(kept):
+        lines += [f"  %p{k} = atomicrmw xchg ptr @{name}, ptr null acquire", f"  call void @free(ptr %p{k})"]
+    return "\n".join(["define void @stepwell_c_forget() {", *lines, "  ret void", "}"])
+
+
+def _weights(file: Path | None) -> str:
+    """The weights as a section of their own, at a page of memory, which the system maps when it loads the program."""
+    lines = [
+        f'.section .rodata.{WEIGHTS},"a",@progbits', ".p2align 12", f"{WEIGHTS}:",
+        f'.incbin "{file}"' if file is not None else ".zero 64", ".p2align 6", ".text",
+    ]  # fmt: skip
+    return "".join(f'\nmodule asm "{line.replace(chr(92), chr(92) * 2).replace(chr(34), chr(92) + "22")}"' for line in lines) + "\n"
+
+
+def _check_symbols(code: bytes) -> None:
+    """LlvmError where an object needs more than the C library has."""
+    _, undefined = object_symbols(code)
+    foreign = sorted(name for name in undefined if name not in ALLOWED and not _is_libm(name))
+    if foreign:
+        raise LlvmError(f"the object needs functions that no C library has: {', '.join(foreign)}")
+
+
+def _is_libm(name: str) -> bool:
+    from ...cpu.emit.math import EAGER, FUNCTIONS
+
+    known = {f.libm for f in (*FUNCTIONS.values(), *EAGER.values()) if f.libm is not None}
+    return name in known or name.removesuffix("f") in known
