@@ -81,7 +81,6 @@ ARROWS: dict[str, dict[str, str]] = {
         "find_fault": "check",
         "fuzz": "check interpret ir_parser opt reduce worker_pool",
         "bench": "backend compiled explain options",
-        "package": "backend compiled options",
         "docs": "field_texts options",
         "highlight": "",
     },

@@ -6,7 +6,7 @@ from enum import Enum, IntEnum
 
 from xdsl.ir import Attribute
 
-from ..description import dtype_name
+from ..element_types import dtype_name
 from .plan import CEntryError
 
 
