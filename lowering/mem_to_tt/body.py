@@ -363,7 +363,8 @@ def other(s: State, op: Operation) -> None:
 
 def lower_block(s: State, block: Block, nested: Nested, done: Collection[Operation] = ()) -> None:
     """Lower every op of a body, but those that are `done`; `nested` lowers the loops in it."""
-    s.pairs |= find_pairs(s, block)
+    # in another piece of an unrolled loop others lie side by side
+    s.pairs = {op: pair for op, pair in s.pairs.items() if op.parent is not block} | find_pairs(s, block)
     for op in block.ops:
         if op in done:
             continue

@@ -187,6 +187,24 @@ def test_as_strided_reaches_the_memory_around_a_view(dynamic):
             assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_as_strided_counts_from_where_a_written_copy_begins(dynamic):
+    def program(x):
+        y = x.slice_scatter(x[:1] * 2, 0, 1, 2)
+        z = y.as_strided(y.shape, y.stride(), y.storage_offset())
+        torch.add(z, 1, out=z)
+        return z, y.expand(2, *y.shape)
+
+    results = []
+    for function in (program, torch.compile(program, backend="stepwell", dynamic=dynamic)):
+        torch.manual_seed(0)
+        made = function(torch.randn(5, 19)[1:4, 1:18])
+        made[0][0] = 7.0
+        results.append(made)
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b) and a.stride() == b.stride()
+
+
 @pytest.mark.parametrize("index", [-1, 0, 2])
 def test_select_with_symbolic_index(index):
     def program(x, n):

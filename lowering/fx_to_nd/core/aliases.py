@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 from xdsl.ir import SSAValue
 
-from ....dialects.expr import as_expr
+from ....dialects.expr import Expr, as_expr
 from .errors import GraphImportError
 
 if TYPE_CHECKING:
@@ -82,6 +82,32 @@ def tracked_base(node: Node) -> Node:
             break
         node = source
     return node
+
+
+def counts_from_storage(node: Node) -> bool:
+    """Whether a view's storage offset is one that the program says (`as_strided`), and not one that torch counts from its base."""
+    while (source := view_source(node)) is not None:
+        if getattr(node.target, "overloadpacket", None) is aten.as_strided and len(node.args) > 3 and node.args[3] is not None:
+            return True
+        node = source
+    return False
+
+
+WRITTEN_COPIES: frozenset[Any] = frozenset({aten.slice_scatter, aten.select_scatter, aten.diagonal_scatter, aten.as_strided_scatter})
+"""Operators whose result begins in its storage where their first argument does, whatever torch says when it traces them."""
+
+
+def origin_of(b: NodeBuilder, node: Node) -> tuple[Node, Expr]:
+    """The value in whose memory eager has another one, or a copy of all of it (where a part was written), and how far behind it."""
+    begin = as_expr(0)
+    while True:
+        base = root(node)
+        if base.meta["val"].dtype == node.meta["val"].dtype:
+            begin = begin + b.size_of(node.meta["val"].storage_offset()) - b.size_of(base.meta["val"].storage_offset())
+            node = base
+        if getattr(node.target, "overloadpacket", None) not in WRITTEN_COPIES:
+            return node, begin
+        (node, *_) = node.args  # pyright: ignore[reportAssignmentType]
 
 
 def is_shared_base(node: Node) -> bool:

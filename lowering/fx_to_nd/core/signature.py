@@ -12,13 +12,13 @@ from torch.fx.experimental.symbolic_shapes import free_symbols
 from xdsl.dialects.builtin import DictionaryAttr, IndexType, IntegerAttr, StringAttr, f64, i1, i64
 from xdsl.ir import Attribute, SSAValue
 
-from ....dialects.expr import Expr, free_syms, strides_contiguous
+from ....dialects.expr import Expr, as_expr, free_syms, strides_contiguous
 from ....dialects.expr.syntax import ExprAttr
 from ....dialects.nd.types import LayoutAttr, RangeAttr, TensorType
 from ....passes.analysis.symbols import DEFAULT_SIZE
 from ...outputs import Output
 from ...sympy_bridge import hints_of, ranges_of
-from .aliases import root, tracked_base
+from .aliases import counts_from_storage, origin_of, root, tracked_base
 from .builder import UNIT
 from .importer import Importer
 from .input_views import InputView
@@ -179,14 +179,14 @@ class Results:
         if base is not node and val.layout == torch.strided and (_overlaps(val) or base in self.shared):
             self._tensor(base, self.b.env[base])  # shown as the view that it is: the base becomes a result too
         alias, base_val = self._alias(base)
-        offset = _offset_in(base_val, val) if alias else 0
+        offset = self._offset_in(base, base_val, node) if alias else None
         if offset is None or not self._offset_known(val):
-            alias = ""
+            alias, offset = "", None
         if val.layout == torch.strided:
             own = self.b.sizes(val.stride() if strides is None or alias else strides)
             if not alias and _overlaps(val):  # nothing to be a view of: memory of its own
                 own = strides_contiguous(self.b.sizes(val.shape))
-            attrs["nd.layout"] = self.b.layout(own, self.b.size_of(offset if alias else 0))
+            attrs["nd.layout"] = self.b.layout(own, as_expr(0) if offset is None else offset)
         if alias:
             attrs["nd.alias"] = StringAttr(alias)
         elif base is not node:
@@ -228,6 +228,16 @@ class Results:
         if base in self._by_root:
             return f"result {self._by_root[base]}", base.meta["val"]
         return "", None
+
+    def _offset_in(self, base: Node, base_val: torch.Tensor, node: Node) -> Expr | None:
+        """Where a view begins in its base (`_offset_in`). What the program counts from the beginning of the storage, it counts in eager's,
+        where a copy that was written to begins as what it is a copy of does."""
+        if base in self._by_root and counts_from_storage(node):
+            origin, begin = origin_of(self.b, base)
+            if origin is not base and origin.meta["val"].dtype == node.meta["val"].dtype:
+                return self.b.size_of(node.meta["val"].storage_offset()) - self.b.size_of(origin.meta["val"].storage_offset()) - begin
+        offset = _offset_in(base_val, node.meta["val"])
+        return None if offset is None else self.b.size_of(offset)
 
     def _offset_known(self, val: torch.Tensor) -> bool:
         """Whether the place of a view in its base can be computed from the symbols that the graph knows."""

@@ -14,7 +14,7 @@ from ....dialects.expr import ONE, ZERO, Expr, as_expr, dim, free_syms, is_row_m
 from ....dialects.nd.types import element_bytes, ui8
 from ..calls import externs
 from ..calls.object_calls import object_call
-from ..core.aliases import is_shared_base, root
+from ..core.aliases import is_shared_base, origin_of, root
 from ..core.importer import Importer
 from ..core.metadata import element_type, is_nonoverlapping_dense
 from ..core.node_builder import NodeBuilder
@@ -252,10 +252,6 @@ def _rolled(b: Importer, x: SSAValue, moves: dict[int, Expr]) -> SSAValue:
 # with one counts from its first element. Only a tensor of the caller's is in the storage that eager means.
 
 
-_WRITTEN_COPIES: frozenset[Any] = frozenset({aten.slice_scatter, aten.select_scatter, aten.diagonal_scatter, aten.as_strided_scatter})
-"""Operators whose result begins in its storage where their first argument does, whatever torch says when it traces them."""
-
-
 @rule(aten.as_strided, packet(aten, "as_strided_copy"))
 def _as_strided(b: Importer, x: SSAValue, size: Any, stride: Any, offset: Any = None) -> SSAValue:
     node: Any = b.node.args[0]
@@ -265,7 +261,7 @@ def _as_strided(b: Importer, x: SSAValue, size: Any, stride: Any, offset: Any = 
         base = node
     start = b.size_of(val.storage_offset()) - b.size_of(base.meta["val"].storage_offset())
     if offset is not None:
-        origin, begin = _origin(b, base)
+        origin, begin = origin_of(b, base)
         if origin is base and _begins_anywhere(b, origin):
             return externs.overload_call(b, b.node, target, (base, size, stride, offset), {}, b.val, fallback=True)
         if _begins_anywhere(b, origin):
@@ -278,19 +274,6 @@ def _as_strided(b: Importer, x: SSAValue, size: Any, stride: Any, offset: Any = 
     if start is ZERO:
         return externs.overload_call(b, b.node, target, (base, size, stride), {}, b.val, fallback=True)
     return _own_call(b, strided_from, base, size, stride, start)
-
-
-def _origin(b: Importer, node: Node) -> tuple[Node, Expr]:
-    """The value in whose memory eager has another one, or a copy of all of it (where a part was written), and how far behind it."""
-    begin = as_expr(0)
-    while True:
-        base = root(node)
-        if base.meta["val"].dtype == node.meta["val"].dtype:
-            begin = begin + b.size_of(node.meta["val"].storage_offset()) - b.size_of(base.meta["val"].storage_offset())
-            node = base
-        if getattr(node.target, "overloadpacket", None) not in _WRITTEN_COPIES:
-            return node, begin
-        (node, *_) = node.args  # pyright: ignore[reportAssignmentType]
 
 
 def _begins_anywhere(b: Importer, base: Node) -> bool:
@@ -372,7 +355,7 @@ def _as_strided_scatter(
     assert isinstance(node, Node)
     val, start = node.meta["val"], as_expr(0)
     if offset is not None:
-        origin, begin = _origin(b, node)
+        origin, begin = origin_of(b, node)
         if origin is node and _begins_anywhere(b, origin):
             return NotImplemented
         if origin is root(node) and _begins_anywhere(b, origin):

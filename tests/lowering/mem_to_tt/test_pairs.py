@@ -6,12 +6,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support import lower
+from xdsl.context import Context
 
 import stepwell
+from stepwell.dialects import load_dialects
 from stepwell.dialects.tt.memory import LoadOp, StoreOp
 from stepwell.dialects.tt.shape import JoinOp, SplitOp
 from stepwell.dialects.tt.types import shape_of
+from stepwell.passes.manager.instrumentation import Instrumentation
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import parse_pipeline
 from stepwell.tools.interpret.target import InterpretedTarget
+from stepwell.tools.ir_parser import parse_file
+from stepwell.tools.opt.run_ir import run_module
 
 BF16 = torch.bfloat16
 
@@ -178,3 +185,33 @@ def test_both_are_written_in_place(interpreted):
     total = torch.compile(function, backend="stepwell")(y)
     torch.testing.assert_close(total, function(x))
     torch.testing.assert_close(x, y)
+
+
+IN_PIECES = """
+builtin.module attributes {stepwell.machine = #stepwell.machine<"sm_90", multiprocessors = 24>} {
+  func.func @forward(%x: !mem.buffer<2 x 5 x 5 x 2 x f32, [50, 2, 10, 1]>) -> !mem.buffer<5 x f32> {
+    %sums = mem.alloc {kind = "output"} : !mem.buffer<5 x f32>
+    loop.nest (%i = 5) outs(%o = %sums : !mem.buffer<5 x f32>) {
+      %sum = loop.reduce (%j = 2, %k = 5) sum {
+        %a = loop.load %x[%j, %k, %i, 0] : !mem.buffer<2 x 5 x 5 x 2 x f32, [50, 2, 10, 1]> -> f32
+        %b = loop.load %x[%j, %k, %i, 1] : !mem.buffer<2 x 5 x 5 x 2 x f32, [50, 2, 10, 1]> -> f32
+        %ab = arith.mulf %a, %b : f32
+        loop.yield %ab : f32
+      } -> f32
+      loop.store %sum, %o[%i] : f32, !mem.buffer<5 x f32>
+    } attributes {schedule = {gpu = {axes = [[0 : i64]], blocks = [1 : i64], grid_loops = [], reduction_block = 4 : i64,
+                                     chunks = 3 : i64, stages = 0 : i64, warps = 1 : i64}}}
+    func.return %sums : !mem.buffer<5 x f32>
+  }
+}
+"""
+
+
+def test_what_lies_side_by_side_in_one_piece_of_a_row_need_not_in_the_next():
+    """The first four terms are of one row of five, the next four of two."""
+    ctx = load_dialects(Context())
+    module, _ = parse_file(IN_PIECES, "pieces.mlir", ctx)
+    x = torch.randn(2, 5, 5, 2).permute(0, 2, 1, 3)
+    run(parse_pipeline("mem-to-tt"), module, ctx, Instrumentation(verify_each=True))
+    (got,) = run_module(module, ctx, [x], interpret=True)
+    torch.testing.assert_close(got, x.prod(-1).sum((0, 1)))
