@@ -11,6 +11,7 @@ memory    peak memory of steps against eager, over the models of --models-file (
 compiler-memory  memory that compiling takes, against Dynamo and AOTAutograd alone and Inductor (compiler_memory.py).
 overhead  what a call of a tiny graph costs the host, by layer, against eager and Inductor (overhead.py).
 calibrate the rates of --device (calibrate.py); `--out FILE` puts those of a GPU into a file like passes/cost/machine/gpus.json.
+package   packages against AOTInductor: export, size, load, first call, call, over the models of --models-file (package.py).
 calls     what is left to the library against Inductor, over torch's table of operators (calls.py).
 report    the kernels of --kernels-file on --device: table, figures and picture (report.py).
 
@@ -43,7 +44,7 @@ from .tables import select
 
 WHAT = (
     "kernels", "compile", "planner", "model-check", "calibrate", "bytes", "nests", "memory", "compiler-memory", "overhead", "calls",
-    "report",
+    "report", "package",
 )  # fmt: skip
 
 CASES: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = {}
@@ -354,12 +355,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", default="", help="report: path without suffix of what is written; calibrate: file of GPUs to write to")
     given = "report: figures of an earlier run (JSON), instead of a run; several: one summary"
     parser.add_argument("--from", dest="given", action="append", default=[], help=given)
-    parser.add_argument("--models-file", help="bytes, nests, memory, compiler-memory: a Python file with a table MODELS")
+    parser.add_argument("--models-file", help="bytes, nests, memory, compiler-memory, package: a Python file with a table MODELS")
     parser.add_argument("--only", default="", help="names of cases, with commas")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=0, help="torch.set_num_threads (0: leave)")
     parser.add_argument("--json", help="write the figures to this file")
-    parser.add_argument("--markdown", help="write the report of `kernels` to this file; calls: the table, between the marks of this page")
+    parser.add_argument("--markdown", help="write the table of `kernels`, `package` to this file; calls: between the marks of this page")
     args = parser.parse_args(argv)
     if args.model_check:
         args.what = "model-check"
@@ -386,6 +387,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             named = ["aot_eager", *(n for n in backends() if n != "eager")]
             results = compiler_memory([o for o in args.only.split(",") if o], args.models_file, named)
+        elif args.what == "package":
+            from .package import markdown as package_table
+            from .package import package
+
+            results = package([o for o in args.only.split(",") if o], args.models_file, args.rounds)
+            if args.markdown:
+                Path(args.markdown).write_text(package_table(results))
         elif args.what == "overhead":
             from .overhead import overhead
 
