@@ -94,16 +94,16 @@ def _rows_there(kernel: NestLowering, node: Node, there: SSAValue) -> Expr | Non
 def accumulate(kernel: NestLowering, node: Node, op: loop.ForOp, columns: Sequence[Access]) -> None:
     """The loops of `node` one iteration after the other, with what `columns` combine carried along."""
     s = kernel.s
-    pieces: list[int] = []
+    chunks: list[int] = []
     start: list[SSAValue] = []
     for access in columns:
         element = access.op.operands[0].type
-        pieces.append(-(-(kernel.whole(access.node) or 1) // kernel.tile.inner))
-        start += [s.b.constant(identity(KINDS[access.mode], element), element, s.full)] * pieces[-1]
+        chunks.append(-(-(kernel.whole(access.node) or 1) // kernel.tile.reduction_block))
+        start += [s.b.constant(identity(KINDS[access.mode], element), element, s.full)] * chunks[-1]
 
     def step(at: SSAValue, state: Sequence[SSAValue]) -> list[SSAValue]:
         values = iter(state)
-        s.carried = {a.op: [next(values) for _ in range(n)] for a, n in zip(columns, pieces, strict=True)}
+        s.carried = {a.op: [next(values) for _ in range(n)] for a, n in zip(columns, chunks, strict=True)}
         kernel.s.decode(at, node.loops)
         kernel.lower_body(op.block)
         return [v for a in columns for v in s.carried[a.op]]

@@ -167,7 +167,7 @@ def store_block(kernel: NestLowering, access: Access, value: SSAValue) -> bool:
     s, info, memory = kernel.s, kernel.s.info, memory_of(access.buffer)
     if any(memory_of(a.buffer) is memory for a in info.root.all_accesses() if a is not access):
         return False
-    b, halves = s.b, 2 if kernel.tile.lasting else 1
+    b, halves = s.b, 2 if kernel.tile.persistent else 1
     found = BlockAccess.of(s, access, info.root.loops)
     if found is None:
         return False

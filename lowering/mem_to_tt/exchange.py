@@ -105,7 +105,7 @@ class Group:
 
     def part(self, trips: int) -> int:
         """Iterations that each program has of `trips`; the last ones may have fewer."""
-        return part_of(trips, self.size, self.kernel.tile.run)
+        return part_of(trips, self.size, self.kernel.tile.segment)
 
     def is_even(self, trips: int) -> bool:
         """Whether all programs have as many."""
@@ -228,7 +228,7 @@ def draw(kernel: NestLowering) -> Ticket:
     s = kernel.s
     b = s.b
     nest = kernel.nest
-    if any(block > 1 for _, block in kernel.tile.axes) or not kernel.tile.inner:
+    if any(block > 1 for _, block in kernel.tile.axes) or not kernel.tile.reduction_block:
         raise UnsupportedNest("schedule: a group of programs shares one row, along the loops inside of the nest")
     workspace = nest.outs[-1].type if nest.outs else None
     if not isinstance(workspace, BufferType) or workspace.element_type != i64 or len(workspace.dims) != 1:

@@ -68,7 +68,7 @@ def lower_nest(
     stored = {memory_of(out) for out in nest.outs}
     read = {entry.args[k] for k, b in enumerate(arguments.buffers) if memory_of(b) not in stored}
     load_early(entry, read, tile.warps * gpu.lanes, drawn=tile.group > 1)
-    if lowering.sums or tile.strip > 1:
+    if lowering.sums or tile.coarsening > 1:
         load_once(entry, read, tile.warps * gpu.lanes)
     if tile.dot:
         load_ahead(entry, read, tile.warps * gpu.lanes)
@@ -130,13 +130,13 @@ class NestLowering(Loops):
         s.keeps_halves = bool(tile.halves) and tile.group > 1
         if tile.copies:
             s.copy_out = functools.partial(store_block, self)
-        if tile.cross:
-            s.cross_axis = len(axes)
-            axes.append(Axis(tile.cross))
-        if tile.inner and not tile.dot:
+        if tile.second_reduction_block:
+            s.second_axis = len(axes)
+            axes.append(Axis(tile.second_reduction_block))
+        if tile.reduction_block and not tile.dot:
             s.inner_axis = len(axes)
-            axes.append(Axis(tile.inner))
-            s.lane_dim = info.new_dim(Range.of_size(as_expr(tile.inner)))
+            axes.append(Axis(tile.reduction_block))
+            s.lane_dim = info.new_dim(Range.of_size(as_expr(tile.reduction_block)))
             s.dims[s.lane_dim] = s.lane(s.inner_axis)
         arguments.name(entry)
         values = list(entry.args)
@@ -184,19 +184,19 @@ class NestLowering(Loops):
             self.unroll(node, lambda: self.lower_body(op.block))
         elif how == "loop":
             self.sequential(node, [], lambda at, state: self._step(node, at, op.block))
-        elif how == "cross":
-            self._crossed(node, op.block)
+        elif how == "second":
+            self._second_reduction(node, op.block)
         else:
             self.tiled(node, [], lambda state, mask: self._body(op.block))
 
-    def _crossed(self, node: Node, block: Block) -> None:
+    def _second_reduction(self, node: Node, block: Block) -> None:
         """A loop with reductions in it along an axis of its own, all at once where they fit, else block after block."""
         s, b = self.s, self.s.b
-        axis = s.cross_axis
+        axis = s.second_axis
         assert axis is not None
         size, lane = s.axes[axis].block, s.lane(axis)
         trips = product(one.size for one in node.loops)
-        outside, s.spread, s.crossing = s.spread, [*s.spread, *node.loops], True
+        outside, s.spread, s.along_second = s.spread, [*s.spread, *node.loops], True
 
         def step(at: SSAValue, _: Sequence[SSAValue]) -> list[SSAValue]:
             flat = b.add(at, lane)
@@ -207,7 +207,7 @@ class NestLowering(Loops):
             step(b.int(0, s.index), [])
         else:
             self.repeat(node, s.number(trips), size, [], step)
-        s.spread, s.crossing, s.axes[axis].mask = outside, False, None
+        s.spread, s.along_second, s.axes[axis].mask = outside, False, None
 
     def _step(self, node: Node, at: SSAValue, block: Block) -> list[SSAValue]:
         self.s.decode(at, node.loops)

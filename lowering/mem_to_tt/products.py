@@ -62,7 +62,7 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
     parts = factors(s.info, node)
     if not parts or any(list(f.along) not in (axes, axes[::-1]) for f in parts):
         raise UnsupportedNest("schedule: with dot the loops inside are sums of products, of one factor along each of the axes")
-    block, trips = kernel.tile.inner, product(one.size for one in node.loops)
+    block, trips = kernel.tile.reduction_block, product(one.size for one in node.loops)
     sides = [Factor(kernel, axis, block, node, lies_along(s.info, node, axes[axis][-1])) for axis in FactorAxis]
     for side in sides:
         side.unit_kinds = UNIT_FLOAT8 & {one.element for one in parts}

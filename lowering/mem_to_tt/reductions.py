@@ -87,12 +87,12 @@ class Accumulator:
 
     def whole(self, s: State, through: Through, count: SSAValue, axis: int) -> Values:
         """The result over all of an axis whose values are at hand; `count` of them count, those in the masks."""
-        return self.across(s, self.over_pieces(s, through()), axis)
+        return self.across(s, self.over_chunks(s, through()), axis)
 
-    def over_pieces(self, s: State, pieces: Sequence[Piece]) -> Values:
-        """The states of the pieces of a row as one."""
+    def over_chunks(self, s: State, chunks: Sequence[Piece]) -> Values:
+        """The states of the chunks of a row as one."""
         state: Values | None = None
-        for values, mask in pieces:
+        for values, mask in chunks:
             here = self.mask(s, self.single(s, values), mask)
             state = here if state is None else self.follow(s, state, here)
         assert state is not None

@@ -70,7 +70,7 @@ def lower_scan(kernel: NestLowering, op: loop.ScanOp) -> None:
         return
     axis = s.inner_axis
     assert axis is not None
-    at_once = (kernel.whole(node) or kernel.tile.inner + 1) <= kernel.tile.inner
+    at_once = (kernel.whole(node) or kernel.tile.reduction_block + 1) <= kernel.tile.reduction_block
     kept = (*s.full[:-1], 1) if len(s.full) > 1 else None
 
     def body(now: Sequence[SSAValue], mask: SSAValue | None) -> list[SSAValue]:

@@ -81,9 +81,9 @@ class State(NestValues):
         self.inner = False
         """Whether the last axis of the tile runs along a loop inside of the nest now."""
         self.inner_axis: int | None = None
-        self.crossing = False
+        self.along_second = False
         """Whether the axis before it runs along a loop that has reductions in it."""
-        self.cross_axis: int | None = None
+        self.second_axis: int | None = None
         self.lane_dim: Expr = ZERO
         """The number along that axis, in expressions."""
         self.indexed = index_loops(info) if info.opaque else set[Expr]()
@@ -139,7 +139,7 @@ class State(NestValues):
     @property
     def full(self) -> tuple[int, ...]:
         """The shape of the whole tile, as far as it is in use."""
-        return tuple(1 if k == self.cross_axis and not self.crossing else a.block for k, a in enumerate(self.axes))
+        return tuple(1 if k == self.second_axis and not self.along_second else a.block for k, a in enumerate(self.axes))
 
     @property
     def active(self) -> tuple[int, ...] | None:
@@ -261,7 +261,7 @@ class State(NestValues):
 
         What is the same for the whole tile is added to the pointer first, then what varies along fewer axes: distances that are known
         between the elements of a thread then stand in its instructions. A number comes last: instructions that access memory add it by
-        themselves, to what all pieces of a row have in common."""
+        themselves, to what all chunks of a row have in common."""
         b = self.b
         offset = self._flattened(offset)
         parts: dict[tuple[int, ...] | None, list[SSAValue]] = {}

@@ -181,30 +181,30 @@ class GpuCooperativeRows(Pass):
             if open_ended and run and (part % run or trips % part):
                 continue
             tile = self._part(axes, part, trips, run, group, part if open_ended else part - 1)
-            held = tile.inner * tile.pieces * kept
+            held = tile.reduction_block * tile.chunks * kept
             if held <= self.most * 3 // 2:
-                filled = trips / (group * tile.inner * tile.pieces)
-                across = 2 if not tile.run and run % tile.inner else 0  # each element would compute which run it lies in
+                filled = trips / (group * tile.reduction_block * tile.chunks)
+                across = 2 if not tile.segment and run % tile.reduction_block else 0  # each element would compute which run it lies in
                 cost = round((1 - filled) * 8) + abs(math.log2(held / wanted)) + across
                 found.append((cost, replace(tile, warps=self._warps(held // 2 if halves else held))))
         if not found:
             raise UnsupportedNest("no group of programs keeps a row")
-        runs = [tile for _, tile in found if tile.run]
-        if runs and all(tile.pieces > MAX_RUN_CHUNKS for tile in runs):
+        runs = [tile for _, tile in found if tile.segment]
+        if runs and all(tile.chunks > MAX_RUN_CHUNKS for tile in runs):
             raise UnsupportedNest(f"its rows lie in runs of {run}, each of which would be code of its own")
-        best = min((one for one in found if not one[1].run or one[1].pieces <= MAX_RUN_CHUNKS), key=lambda one: one[0])[1]
+        best = min((one for one in found if not one[1].segment or one[1].chunks <= MAX_RUN_CHUNKS), key=lambda one: one[0])[1]
         if not halves:
             return best
-        block = min(best.inner, HALVES_BLOCK_ELEMENTS)
-        return replace(best, halves=1, inner=block, pieces=-(-best.inner * best.pieces // block))
+        block = min(best.reduction_block, HALVES_BLOCK_ELEMENTS)
+        return replace(best, halves=1, reduction_block=block, chunks=-(-best.reduction_block * best.chunks // block))
 
     def _part(self, axes: list[tuple[list[Loop], int]], part: int, trips: int, run: int, group: int, longest: int) -> Tile:
         """The blocks of a part of a row, which begin with each run that is at most `longest`."""
         if run and part % run == 0 and trips % part == 0 and run <= longest:
             block = max({max(1, power_of_two(run) >> k) for k in range(4)}, key=lambda n: (-round(8 * -(-run // n) * n / run), n))
-            return Tile(axes, inner=block, pieces=-(-run // block) * (part // run), group=group, run=run)
-        block, pieces = config.cut(part_of(trips, group))
-        return Tile(axes, inner=block, pieces=pieces, group=group)
+            return Tile(axes, reduction_block=block, chunks=-(-run // block) * (part // run), group=group, segment=run)
+        block, chunks = config.cut(part_of(trips, group))
+        return Tile(axes, reduction_block=block, chunks=chunks, group=group)
 
     def _warps(self, held: int) -> int:
         return max(4, min(16, power_of_two(held // (32 * MAX_THREAD_ELEMENTS))))
@@ -281,7 +281,7 @@ def _registers(tile: Tile, inside: Sequence[Node], kept: int, moments: bool, gpu
     threads = tile.warps * 32
     loads = [(n, a) for n in inside for a in n.accesses if not a.is_store]
     streams = {a.buffer for n, a in loads if n.loops[-1].dim in free_dims(a.offset)}
-    held = tile.inner * tile.pieces * kept // threads
+    held = tile.reduction_block * tile.chunks * kept // threads
     if tile.halves:
         stored = {a.buffer for n in inside for a in n.accesses if a.is_store}
         each = held // 2 + HALVES_OTHER_REGISTERS + MOMENTS_REGISTERS * moments + HALVES_TENSOR_REGISTERS * (len(streams) + len(stored) - 2)
@@ -313,7 +313,7 @@ def _check_loops(inside: Sequence[Node], info: NestAccess) -> tuple[int, int]:
     """The length of the runs that the rows of a nest are made of (0: of one), and how many iterations its loops have at most, with runs as
     long as that.  UnsupportedNest unless programs can share them."""
     every = {product(one.size for one in n.loops) for n in inside}
-    length = config.run_length(inside)
+    length = config.segment_length(inside)
     run = range_of(length, info.ranges).hi or 0
     if length is config.ONE or length in every:
         run = 0

@@ -68,7 +68,7 @@ class GpuSplitReduction(Pass):
                         continue
                     tile = product_tile(info, sizes, gpu)
                     if tile is not None:
-                        self._split_product(nest, reduce, info, tile.inner, sizes, symbols, gpu)
+                        self._split_product(nest, reduce, info, tile.reduction_block, sizes, symbols, gpu)
                         continue
                     wanted = self._wanted(nest, reduce, sizes, info, gpu)
                     if wanted >= MIN_SPLIT_PARTS:
@@ -124,10 +124,10 @@ class GpuSplitReduction(Pass):
     def _split_weighed(self, nest: loop.NestOp, reduce: loop.ReduceOp, tile: Tile, sizes: Sizes, symbols: RangeEnv, gpu: Gpu) -> None:
         """Parts of rows that a softmax weighs, where few programs have all of them."""
         programs, terms = tile.programs(sizes), sizes(product(reduce.loop_sizes))
-        most = min(-(-gpu.resident_programs // max(1, programs)), terms // tile.inner // MIN_WEIGHED_PART_BLOCKS)
+        most = min(-(-gpu.resident_programs // max(1, programs)), terms // tile.reduction_block // MIN_WEIGHED_PART_BLOCKS)
         if programs > gpu.multiprocessors // 2 or most < 2:
             return
-        parts = even_parts(terms, most, tile.inner)
+        parts = even_parts(terms, most, tile.reduction_block)
         self._cut("weighed rows", nest, reduce, LoopSplitReduction(parts=parts, parts_first=True), symbols)
 
     def _wanted(self, nest: loop.NestOp, reduce: loop.ReduceOp, sizes: Sizes, info: NestAccess, gpu: Gpu) -> int:

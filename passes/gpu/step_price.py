@@ -94,7 +94,7 @@ def _arithmetic(info: NestAccess, tile: Tile, sizes: Sizes, units: Units, gpu: G
 def _weighed(info: NestAccess, node: Node, tile: Tile, sizes: Sizes, units: Units, gpu: Gpu) -> tuple[_Matrix, float, float]:
     """The same where the scores of `node` weigh rows: they are computed once for all columns."""
     rows, columns = (sizes.trips(loops) for loops, _ in tile.axes)
-    scores = float(sizes.trips(tile.rest) * rows * sizes.trips(node.loops))
+    scores = float(sizes.trips(tile.grid_loops) * rows * sizes.trips(node.loops))
     depth = sum(sizes.trips(child.loops) for child in node.children)
     flops, specials = body_work(node.op.regions[0].block, scores, units)
     inside = sum(body_work(child.op.regions[0].block, scores * sizes.trips(child.loops), units)[0] for child in node.children)
@@ -102,7 +102,7 @@ def _weighed(info: NestAccess, node: Node, tile: Tile, sizes: Sizes, units: Unit
     sums_of_rows = len(node.op.kind_names) if isinstance(node.op, loop.ReduceOp) and set(node.op.kind_names) == {"sum"} else 1
     columns *= sums_of_rows  # side by side
     width = min(element_bytes(a.dtype) for each in info.root.walk() for a in each.accesses if not a.is_store)
-    work = Weighing(sizes.trips(tile.rest), rows, sizes.trips(node.loops), depth, columns, _kind(info), width, 0.0)
+    work = Weighing(sizes.trips(tile.grid_loops), rows, sizes.trips(node.loops), depth, columns, _kind(info), width, 0.0)
     waves = ceil(tile.programs(sizes) / gpu.multiprocessors)
     ns = waves * weighed_wave_ns(work, gpu, tile.axes[0][1])
     return _Matrix(2.0 * scores * (depth + columns), ns), max(0.0, flops - inside - sums), specials + scores
@@ -110,13 +110,13 @@ def _weighed(info: NestAccess, node: Node, tile: Tile, sizes: Sizes, units: Unit
 
 def _plain(info: NestAccess, nodes: Sequence[Node], tile: Tile, sizes: Sizes, gpu: Gpu) -> _Matrix:
     rows, columns = (sizes.trips(loops) for loops, _ in tile.axes)
-    batch, kind = sizes.trips(tile.rest), _kind(info)
+    batch, kind = sizes.trips(tile.grid_loops), _kind(info)
     sums = sum(len(factors(info, node)) or 1 for node in nodes)
     terms = sizes.trips(nodes[0].loops) if nodes else 1
     width = min((element_bytes(a.dtype) for node in nodes for a in node.accesses if not a.is_store), default=2)
     work = Sums(rows, columns, terms, batch, sums, float(width), float(width * sums), 0.0, kind)
     (_, first), (_, second) = tile.axes
-    ns, _ = block_ns(work, Block(first, second, tile.inner, max(1, tile.stages), tile.warps, bool(tile.lasting)), gpu)
+    ns, _ = block_ns(work, Block(first, second, tile.reduction_block, max(1, tile.stages), tile.warps, bool(tile.persistent)), gpu)
     return _Matrix(2.0 * batch * rows * columns * terms * sums, ns)
 
 

@@ -113,7 +113,7 @@ def _schedule_words(nest: loop.NestOp, info: NestAccess, facts: Mapping[Expr, in
 def _tile_words(tile: Tile) -> list[str]:
     """How a program of a GPU has its part of a nest."""
     words = ["blocks " + " x ".join(str(block) for _, block in tile.axes)] if tile.axes else []
-    words += [f"{tile.inner} terms at once"] if tile.inner else []
+    words += [f"{tile.reduction_block} terms at once"] if tile.reduction_block else []
     words += ["units for products"] if tile.dot else []
     return [*words, f"{tile.warps} warps"]
 

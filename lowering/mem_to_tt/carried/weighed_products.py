@@ -49,7 +49,7 @@ def lower_weighed(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
     found = weighed_product(s.info)
     if found is None or [loops for loops, _ in kernel.tile.axes] != [[found.rows], [found.columns]]:
         raise UnsupportedNest("schedule: with dot weights are computed from products along the first axis, of rows along the second one")
-    block, trips = kernel.tile.inner, product(one.size for one in node.loops)
+    block, trips = kernel.tile.reduction_block, product(one.size for one in node.loops)
     scores = Scores(kernel, block, node, found)
     values = Factor(kernel, FactorAxis.RIGHT, block, node, lies_along(s.info, node, found.columns))
     rows, known_trips = s.along(FactorAxis.LEFT), trips.value is not None and not bounds_of(s, node)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def note_evictions(kernel: Loops) -> None:
     """What several programs read stays in the cache, where what they write beside it would push it out. Rows that loops read one after
     the other, if they are short enough for it, all but the first find in the nearest cache."""
-    if not kernel.tile.inner:
+    if not kernel.tile.reduction_block:
         _note_shared(kernel.s)
     loops = [n for n in kernel.s.info.root.children if has_effect(n) and n.loops and kernel.how(n) == "tile"]
     if len(loops) < 2 or any(n.children or kernel.whole(n) is not None for n in loops):
@@ -33,7 +33,7 @@ def note_evictions(kernel: Loops) -> None:
     again = [found for found in readers.values() if len({a.node for a in found}) > 1]
     most = kernel.s.gpu.near_row_bytes
     longest = max(most_trips(n, kernel.s.info) or most for n in loops)
-    rows = kernel.tile.elements // kernel.tile.inner
+    rows = kernel.tile.elements // kernel.tile.reduction_block
     if sum(rows * longest * element_bytes(found[0].dtype) for found in again) > most:
         return
     for found in again:

@@ -39,7 +39,7 @@ class Grid:
         """Fill the kernel; how many programs its grid has."""
         s, b = self.s, self.s.b
         work: list[tuple[Expr, Callable[[SSAValue], None]]] = []
-        if self.tile.apart:
+        if self.tile.loop_per_program:
             work.append((as_expr(self._part_loops()), self._take_part))
         axes: list[tuple[Expr, Callable[[SSAValue], None]]] = []
         for axis, (loops, block) in enumerate(self.tile.axes):
@@ -50,14 +50,14 @@ class Grid:
             (rows, place_row), (columns, place_column) = axes
             axes = [(rows * columns, lambda at: self._in_bands(at, rows, columns, place_row, place_column))]
         work += reversed(axes)
-        for one in reversed(self.tile.rest):
-            count = one.size if one is not self.tile.rest[-1] else ceildiv(one.size, self.tile.strip)
+        for one in reversed(self.tile.grid_loops):
+            count = one.size if one is not self.tile.grid_loops[-1] else ceildiv(one.size, self.tile.coarsening)
             work.append((count, lambda at, d=one.dim: s.dims.__setitem__(d, at)))
         programs = product(count for count, _ in work)
         at = self._join_group() if self.tile.group > 1 else None
         if at is None and work:
             at = b.resize(b.place(GetProgramIdOp.make(0)).results[0], s.index)
-        if self.tile.lasting and at is not None:
+        if self.tile.persistent and at is not None:
             return self._one_after_the_other(at, programs, work)
         self._run_at(at, work)
         return programs * self.tile.group
@@ -78,7 +78,7 @@ class Grid:
     def _one_after_the_other(self, at: SSAValue, blocks: Expr, work: Sequence[tuple[Expr, Callable[[SSAValue], None]]]) -> Expr:
         """The body in each of the blocks that the program has, from block `at` on. Triton makes one loop of that and the one inside: the
         next block's loads are under way at the end of one."""
-        s, lasting = self.s, self.tile.lasting
+        s, lasting = self.s, self.tile.persistent
 
         def step(block: SSAValue, _: Sequence[SSAValue]) -> list[SSAValue]:
             self._run_at(block, work)
@@ -105,9 +105,9 @@ class Grid:
         for node in (n for n in self.s.info.root.children if has_effect(n)):
             trips = product(one.size for one in node.loops).value
             plain = isinstance(node.op, loop.ForOp) and node.op.sequential is None and not node.children
-            if trips is None or not plain or not self.tile.inner:
+            if trips is None or not plain or not self.tile.reduction_block:
                 raise UnsupportedNest("schedule: loops of which programs have a block each are loop.for of fixed lengths, not nested")
-            count = -(-trips // self.tile.inner)
+            count = -(-trips // self.tile.reduction_block)
             self.kernel.parts[node] = (total, count)
             total += count
         return total
@@ -136,18 +136,18 @@ class Grid:
         """The body, for each of the iterations that the program has of the last loop of the grid; what lies behind its end is the last one
         again."""
         s = self.s
-        if self.tile.strip == 1:
+        if self.tile.coarsening == 1:
             if self.tile.dot and (picks := picked_index(s.info)) is not None:
                 lower_by_matrix(self.kernel, *picks)
             else:
                 self.kernel.lower_body(self.kernel.nest.block)
             return
-        last, size = self.tile.rest[-1].dim, self.tile.rest[-1].size
-        even = size.value is not None and size.value % self.tile.strip == 0
+        last, size = self.tile.grid_loops[-1].dim, self.tile.grid_loops[-1].size
+        even = size.value is not None and size.value % self.tile.coarsening == 0
         first = s.info.new_dim(Range.of_size(size))
-        s.dims[first] = s.b.mul(s.dims[last], s.b.int(self.tile.strip, s.index))
-        row = s.info.new_dim(Range.of_size(as_expr(self.tile.strip)))
-        abreast = gcd(self.tile.strip, STRIP_ROWS_AT_ONCE)
+        s.dims[first] = s.b.mul(s.dims[last], s.b.int(self.tile.coarsening, s.index))
+        row = s.info.new_dim(Range.of_size(as_expr(self.tile.coarsening)))
+        abreast = gcd(self.tile.coarsening, STRIP_ROWS_AT_ONCE)
 
         def step(at: SSAValue, _: Sequence[SSAValue]) -> list[SSAValue]:
             s.dims[row] = at
@@ -156,5 +156,5 @@ class Grid:
                 self.kernel.lower_body(self.kernel.nest.block)
             return []
 
-        self.kernel.repeat(s.info.root, s.b.int(self.tile.strip, s.index), abreast, [], step)
+        self.kernel.repeat(s.info.root, s.b.int(self.tile.coarsening, s.index), abreast, [], step)
         s.fixed = {}

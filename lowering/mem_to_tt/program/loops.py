@@ -19,7 +19,14 @@ from ....dialects.tt.types import int32
 from ....passes.analysis.dependences import address_in, memory_of
 from ....passes.analysis.nest_access import Loop, NestAccess, Node
 from ....passes.gpu.shared_rows import part_of
-from ....passes.gpu.tiles.rules import MAX_CROSS_CHUNKS, MAX_UNROLLED_TRIPS, has_effect, is_crossed, padded_trips, run_length
+from ....passes.gpu.tiles.rules import (
+    MAX_SECOND_REDUCTION_CHUNKS,
+    MAX_UNROLLED_TRIPS,
+    has_effect,
+    has_reductions_inside,
+    padded_trips,
+    segment_length,
+)
 from ....passes.gpu.tiles.tile import Tile
 from ..carried.term_bounds import bounded
 
@@ -40,7 +47,7 @@ class Loops:
     def __init__(self, info: NestAccess, tile: Tile, s: State):
         self.tile, self.s = tile, s
         self._lengths: dict[Node, int] = {}
-        self.length = run_length([n for n in info.root.children if has_effect(n) and n.loops]) if tile.run else ONE
+        self.length = segment_length([n for n in info.root.children if has_effect(n) and n.loops]) if tile.segment else ONE
         self.block_start: SSAValue | None = None
         """Where the block begins that the last axis runs through now, in loops that run block after block."""
         self.group: Group | None = None
@@ -50,10 +57,10 @@ class Loops:
         """The block that this program has."""
 
     def how(self, node: Node) -> str:
-        """How the loops of a node run: along the last axis of the tile ("tile"), or the one before it ("cross"), as straight code
+        """How the loops of a node run: along the last axis of the tile ("tile"), or the one before it ("second"), as straight code
         ("unroll"), or one iteration after the other ("loop")."""
-        if self.tile.cross and not self.s.crossing and is_crossed(node):
-            return "cross"
+        if self.tile.second_reduction_block and not self.s.along_second and has_reductions_inside(node):
+            return "second"
         trips = product(one.size for one in node.loops).value
         sequential = isinstance(node.op, loop.ForOp) and node.op.sequential is not None
         if self.s.inner or self.s.inner_axis is None or sequential:
@@ -82,10 +89,10 @@ class Loops:
 
     def whole(self, node: Node) -> int | None:
         """How many iterations the loops of a node have at most, if all of them are on chip at once."""
-        trips = padded_trips(node, self.s.info, self.tile.run, self.length)
-        part = trips if trips is None or self.tile.group == 1 else part_of(trips, self.tile.group, self.tile.run)
-        pieces = min(self.tile.pieces, MAX_CROSS_CHUNKS) if self.s.crossing else self.tile.pieces
-        return trips if part is not None and self.tile.count(part) <= pieces else None
+        trips = padded_trips(node, self.s.info, self.tile.segment, self.length)
+        part = trips if trips is None or self.tile.group == 1 else part_of(trips, self.tile.group, self.tile.segment)
+        chunks = min(self.tile.chunks, MAX_SECOND_REDUCTION_CHUNKS) if self.s.along_second else self.tile.chunks
+        return trips if part is not None and self.tile.count(part) <= chunks else None
 
     def places(self, flat: Expr, loops: Sequence[Loop]) -> dict[Expr, Expr]:
         """The same, as expressions: quotients by the length of a piece of a row are numbers."""
@@ -123,7 +130,7 @@ class Loops:
 
     def _in_block(self, start: Expr, first: int, loops: Sequence[Loop]) -> dict[Expr, Expr]:
         """The indices of `loops` in the block that begins with iteration `start` + `first`."""
-        run = self.tile.run
+        run = self.tile.segment
         if not run or (self.length.value is not None and loops[-1].size.value != run):
             return self.places(start + self.s.lane_dim + first, loops)
         number = simplify((start + first - first % run) // run, self.s.info.ranges)
@@ -133,7 +140,7 @@ class Loops:
 
     def _left(self, total: Expr, start: Expr, first: int) -> SSAValue:
         """How many iterations there are from `start` + `first` on to the end of their run, whose length is a symbol."""
-        s, run = self.s, self.tile.run
+        s, run = self.s, self.tile.segment
         left = s.number(self.length - first % run)
         runs = exact_quotient(total, self.length)
         number = simplify((start + first - first % run) // run, s.info.ranges)
@@ -149,7 +156,7 @@ class Loops:
         s, b = self.s, self.s.b
         axis = s.inner_axis
         assert axis is not None
-        block = self.tile.inner
+        block = self.tile.reduction_block
         total = product(one.size for one in node.loops)
         trips = self.whole(node)
         outside, s.inner = s.spread, True
@@ -167,7 +174,7 @@ class Loops:
             symbols: dict[Expr, Range] = {e: r for e, r in s.info.ranges.items() if isinstance(e, Sym)}
             s.runs = None if prove_lt(0, total, symbols) else b.cmpi("slt", b.int(0, s.index), s.number(total))
             here, origin = (trips, ZERO) if self.group is None else (self.group.part(trips), self.group.start(trips))
-            in_runs = total.value is None and self.tile.run > 0
+            in_runs = total.value is None and self.tile.segment > 0
             left = s.number(total) if total.value is None and not in_runs else None
             if self.group is not None and not in_runs and (total.value is None or not self.group.is_even(trips)):
                 left = self.group.count(trips, total)
@@ -266,7 +273,7 @@ class Loops:
         """The block of a loop, where the program has one of it."""
         s, b = self.s, self.s.b
         first, count = self.parts[node]
-        axis, part, block = s.inner_axis, self.part, self.tile.inner
+        axis, part, block = s.inner_axis, self.part, self.tile.reduction_block
         assert axis is not None and part is not None
         number = s.number(part)
         inside = b.both(b.cmpi("sge", number, b.int(first, s.index)), b.cmpi("slt", number, b.int(first + count, s.index)))

@@ -82,7 +82,7 @@ class Reductions:
         """How many blocks of the running loop along the last axis there are so far, this one included, as a float."""
         b = self.s.b
         assert self.kernel.block_start is not None
-        block = b.elementwise(arith.DivSIOp, (self.kernel.block_start, b.int(self.tile.inner, self.s.index)))
+        block = b.elementwise(arith.DivSIOp, (self.kernel.block_start, b.int(self.tile.reduction_block, self.s.index)))
         return b.cast(SIToFPOp, b.add(block, b.int(1, self.s.index)), element)
 
     def _reduce_whole(self, op: loop.ReduceOp, node: Node, parts: list[tuple[Accumulator, slice]]) -> None:
@@ -90,34 +90,34 @@ class Reductions:
         s = self.s
         assert s.inner_axis is not None
         total = product(one.size for one in node.loops)
-        pieces: list[tuple[list[SSAValue], SSAValue | None]] = []
+        chunks: list[tuple[list[SSAValue], SSAValue | None]] = []
         seen: list[slice] = []
         again = s.keeps_halves and not any(a.is_store for a in node.all_accesses())
 
         def body(state: Sequence[SSAValue], mask: SSAValue | None) -> list[SSAValue]:
             self.kernel.lower_body(op.block)
-            pieces.append(([s.b.to_shape(v, s.full) for v in self.kernel.yielded(op.block)], mask))
+            chunks.append(([s.b.to_shape(v, s.full) for v in self.kernel.yielded(op.block)], mask))
             return []
 
         def through(place: slice) -> list[tuple[list[SSAValue], SSAValue | None]]:
             """The values that one accumulator takes, each time it goes through them: computed again where less is kept then."""
             if seen and again:
-                pieces.clear()
+                chunks.clear()
                 self.kernel.tiled(node, [], body)
             seen.append(place)
-            return [(values[place], mask) for values, mask in pieces]
+            return [(values[place], mask) for values, mask in chunks]
 
         self.kernel.tiled(node, [], body)
         group, trips = self.kernel.group, self.kernel.whole(node) or 0
 
         def counted(member: SSAValue | None = None) -> SSAValue:
-            return s.number(total) if group is None else group.elements(trips, total, self.tile.run, self.kernel.length, member)
+            return s.number(total) if group is None else group.elements(trips, total, self.tile.segment, self.kernel.length, member)
 
         count = counted()
         found: list[SSAValue] = []
         if all(acc.is_plain for acc, _ in parts):
             for acc, place in parts:
-                found += acc.over_pieces(s, [(values[place], mask) for values, mask in pieces])
+                found += acc.over_chunks(s, [(values[place], mask) for values, mask in chunks])
             found = joined_across(s, parts, found)
         else:
             for acc, place in parts:

@@ -16,7 +16,7 @@ Loops are those of the nest as the analysis has merged and split them (the remar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from difflib import get_close_matches
 
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, IntegerAttr, i64
@@ -29,20 +29,16 @@ from ...analysis.schedule_attrs import GPU, LOOPS, OLDER_TILE_KEYS, schedule_tab
 from ...cost.machine.gpu import Gpu
 from ..nest_types import UnsupportedNest
 from ..shared_rows import part_of
-from .rules import MAX_BLOCK_ELEMENTS, MIN_TILE_COLUMNS, choose, column_loop, has_effect, long_loops, padded_trips, run_length
+from .rules import MAX_BLOCK_ELEMENTS, MIN_TILE_COLUMNS, choose, column_loop, has_effect, long_loops, padded_trips, segment_length
 from .tile import MIN_DOT_SIDE, Sizes, Tile, power_of_two
 from .value_tiles import SQUARE_SIDE, only_sets
 
 MAX_GROUP_PROGRAMS = 32
 """Programs that may share a tile: each lane of a warp looks after one of them."""
-USUAL_NUMBERS = {
-    "group": 1, "run": 0, "registers": 0, "strip": 1, "apart": 0, "cross": 0, "halves": 0, "dot": 0, "band": 0, "lasting": 0, "copies": 0,
-}  # fmt: skip
-"""Numbers that few tiles have, and what they are for the others."""
-NUMBERS = ("inner", "pieces", "stages", "warps")
-KEYS = {field: OLDER_TILE_KEYS.get(field, field) for field in (*NUMBERS, *USUAL_NUMBERS)}
-"""Field of a tile -> its key."""
 LOOP_KEYS = ("axes", "blocks", "grid_loops")
+NUMBERS = ("reduction_block", "chunks", "stages", "warps")
+RARE_NUMBERS = {one.name: one.default for one in fields(Tile) if one.name not in (*LOOP_KEYS, *NUMBERS)}
+"""Numbers that few tiles have, and what they are for the others."""
 
 
 def write_tile(nest: loop.NestOp, info: NestAccess, tile: Tile) -> None:
@@ -56,10 +52,10 @@ def tile_attr(info: NestAccess, tile: Tile) -> DictionaryAttr:
     entries: dict[str, Attribute] = {
         "axes": ArrayAttr([_ints([number[id(one)] for one in loops]) for loops, _ in tile.axes]),
         "blocks": _ints([block for _, block in tile.axes]),
-        "grid_loops": _ints([number[id(one)] for one in tile.rest]),
-        **{KEYS[one]: IntegerAttr(getattr(tile, one), i64) for one in NUMBERS},
+        "grid_loops": _ints([number[id(one)] for one in tile.grid_loops]),
+        **{one: IntegerAttr(getattr(tile, one), i64) for one in NUMBERS},
     }
-    entries |= {KEYS[one]: IntegerAttr(n, i64) for one, default in USUAL_NUMBERS.items() if (n := getattr(tile, one)) != default}
+    entries |= {one: IntegerAttr(n, i64) for one, default in RARE_NUMBERS.items() if (n := getattr(tile, one)) != default}
     return DictionaryAttr(entries)
 
 
@@ -74,36 +70,37 @@ def read_tile(nest: loop.NestOp, info: NestAccess) -> Tile | None:
     _check_keys(given)
     loops = info.root.loops
     axes = [_numbers(a, "axes") for a in _array(table, "axes")]
-    blocks, rest = _numbers(table.get("blocks"), "blocks"), _numbers(table.get("grid_loops"), "grid_loops")
-    used = [k for axis in (*axes, rest) for k in axis]
+    blocks, walked = _numbers(table.get("blocks"), "blocks"), _numbers(table.get("grid_loops"), "grid_loops")
+    used = [k for axis in (*axes, walked) for k in axis]
     if sorted(used) != list(range(len(loops))) or not all(axes):
         raise UnsupportedNest(f"schedule: axes and grid_loops name each of the nest's {len(loops)} loops once, not {used}")
-    values = {one: _number(table, KEYS[one]) for one in NUMBERS}
-    values |= {one: _number(table, KEYS[one]) for one in USUAL_NUMBERS if KEYS[one] in table}
-    powers = [*blocks, values["warps"], *(values[key] for key in ("inner", "cross") if values.get(key))]
+    values = {one: _number(table, one) for one in (*NUMBERS, *(key for key in RARE_NUMBERS if key in table))}
+    powers = [*blocks, values["warps"], *(values[key] for key in ("reduction_block", "second_reduction_block") if values.get(key))]
     if len(blocks) != len(axes) or any(p < 1 or p != power_of_two(p) for p in powers):
         raise UnsupportedNest("schedule: blocks (one for each axis), reduction_block, second_reduction_block and warps are powers of two")
-    if values["pieces"] < 1 or values["stages"] < 0:
+    if values["chunks"] < 1 or values["stages"] < 0:
         raise UnsupportedNest("schedule: chunks is at least 1, stages at least 0")
     if not 1 <= values.get("group", 1) <= MAX_GROUP_PROGRAMS:
         raise UnsupportedNest(f"schedule: a group has 1 to {MAX_GROUP_PROGRAMS} programs")
-    if (strip := values.get("strip", 1)) < 1 or (strip > 1 and not rest):
+    if (coarsening := values.get("coarsening", 1)) < 1 or (coarsening > 1 and not walked):
         raise UnsupportedNest("schedule: coarsening is a number from 1, of iterations of the last of the grid loops")
-    if strip > 1 and (loops[rest[-1]].size.value is None or (loops[rest[-1]].size.value or 0) % strip) and not only_sets(info):
+    if coarsening > 1 and ((trips := loops[walked[-1]].size.value) is None or trips % coarsening) and not only_sets(info):
         raise UnsupportedNest("schedule: coarsening divides the last of the grid loops where a nest reads what it stores, or adds to it")
-    if values.get("cross") and (not values["inner"] or values.get("group", 1) > 1 or values.get("apart")):
+    whole_rows = values["reduction_block"] and values.get("group", 1) == 1 and not values.get("loop_per_program")
+    if values.get("second_reduction_block") and not whole_rows:
         raise UnsupportedNest("schedule: a tile with second_reduction_block has reduction_block too, neither group nor loop_per_program")
-    if values.get("dot") and (len(axes) != 2 or min(*blocks, values["inner"]) < MIN_DOT_SIDE):
+    if values.get("dot") and (len(axes) != 2 or min(*blocks, values["reduction_block"]) < MIN_DOT_SIDE):
         raise UnsupportedNest(f"schedule: a tile with dot has two axes, their blocks and reduction_block are at least {MIN_DOT_SIDE}")
     if values.get("band", 0) < 0 or (values.get("band") and len(axes) != 2):
         raise UnsupportedNest("schedule: band is a number of blocks of the first of two axes")
-    if (lasting := values.get("lasting", 0)) < 0 or (lasting and (values.get("group", 1) > 1 or values["inner"] and not values.get("dot"))):
+    alone = values.get("group", 1) == 1 and (not values["reduction_block"] or values.get("dot"))
+    if (persistent := values.get("persistent", 0)) < 0 or (persistent and not alone):
         raise UnsupportedNest("schedule: persistent is a number of programs, of tiles without loops inside or with dot, and without group")
-    run = values.get("run", 0)
-    if run and any(has_effect(n) and (not n.loops or (n.loops[-1].size.value or 0) % run) for n in long_loops(info)):
+    segment = values.get("segment", 0)
+    if segment and any(has_effect(n) and (not n.loops or (n.loops[-1].size.value or 0) % segment) for n in long_loops(info)):
         raise UnsupportedNest("schedule: the last of the loops inside is as long as a segment, or as several")
     pick = [[loops[k] for k in axis] for axis in axes]
-    tile = Tile(list(zip(pick, blocks, strict=True)), [loops[k] for k in rest], **values)
+    tile = Tile(list(zip(pick, blocks, strict=True)), [loops[k] for k in walked], **values)
     if tile.group > 1 and not _is_shared(tile, info):
         raise UnsupportedNest("schedule: programs that share a row keep all of it, by the lengths of the loops inside or their bounds")
     return tile
@@ -111,7 +108,7 @@ def read_tile(nest: loop.NestOp, info: NestAccess) -> Tile | None:
 
 def _check_keys(given: DictionaryAttr) -> None:
     """UnsupportedNest for a key that no tile has, and for one that is there by both its names."""
-    known = {*KEYS.values(), *LOOP_KEYS, LOOPS}
+    known = {*NUMBERS, *RARE_NUMBERS, *LOOP_KEYS, LOOPS}
     for key in given.data:
         name = OLDER_TILE_KEYS.get(key, key)
         if name not in known:
@@ -124,11 +121,11 @@ def _check_keys(given: DictionaryAttr) -> None:
 def _is_shared(tile: Tile, info: NestAccess) -> bool:
     """Whether each program has its part of a row on chip, whole runs of it where their length is a symbol."""
     inside = [n for n in info.root.children if has_effect(n) and n.loops]
-    length = run_length(inside)
+    length = segment_length(inside)
     for node in inside:
-        trips = padded_trips(node, info, tile.run, length)
-        part = 0 if trips is None else part_of(trips, tile.group, tile.run)
-        if trips is None or tile.count(part) > tile.pieces or (tile.run and length.value is None and part % tile.run):
+        trips = padded_trips(node, info, tile.segment, length)
+        part = 0 if trips is None else part_of(trips, tile.group, tile.segment)
+        if trips is None or tile.count(part) > tile.chunks or (tile.segment and length.value is None and part % tile.segment):
             return False
     return True
 
@@ -140,24 +137,24 @@ def candidates(info: NestAccess, hints: Mapping[Expr, int], machine: Gpu) -> lis
 
     def add(tile: Tile) -> None:
         fits = 1 <= tile.warps <= machine.max_warps and tile.elements >= tile.warps
-        if fits and tile.elements * tile.pieces <= 8 * MAX_BLOCK_ELEMENTS and tile not in found:
+        if fits and tile.elements * tile.chunks <= 8 * MAX_BLOCK_ELEMENTS and tile not in found:
             found.append(tile)
 
     if first.dot:  # nothing that takes more shared memory
         few, (loops, columns) = first.axes
         fewer = replace(first, axes=[few, (loops, columns // 2)])
         changed = [replace(first, warps=4 if first.warps == 8 else 8), replace(first, stages=first.stages - 1)]
-        return [first, *changed, replace(first, inner=first.inner // 2), *([fewer] if columns > MIN_DOT_SIDE else [])]
+        return [first, *changed, replace(first, reduction_block=first.reduction_block // 2), *([fewer] if columns > MIN_DOT_SIDE else [])]
     for warps in (first.warps * 2, first.warps // 2, first.warps * 4):
         add(replace(first, warps=warps))
-    if first.inner:
+    if first.reduction_block:
         add(replace(first, stages=0 if first.stages else 3))
-        if first.pieces > 1:
-            add(replace(first, inner=first.inner // 2, pieces=first.pieces * 2))
-            add(replace(first, pieces=1, inner=min(MAX_BLOCK_ELEMENTS, first.inner * 4)))
+        if first.chunks > 1:
+            add(replace(first, reduction_block=first.reduction_block // 2, chunks=first.chunks * 2))
+            add(replace(first, chunks=1, reduction_block=min(MAX_BLOCK_ELEMENTS, first.reduction_block * 4)))
         else:
-            add(replace(first, inner=first.inner // 2, warps=max(1, first.warps // 2)))
-            add(replace(first, inner=first.inner * 2))
+            add(replace(first, reduction_block=first.reduction_block // 2, warps=max(1, first.warps // 2)))
+            add(replace(first, reduction_block=first.reduction_block * 2))
     else:
         for times in (2, 0.5):
             axes: list[tuple[list[Loop], int]] = [*first.axes[:-1], *((loops, int(block * times)) for loops, block in first.axes[-1:])]

@@ -83,8 +83,8 @@ def product_tile(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile | None:
     work = _Product.of(info, sides, sizes)
     tile = min(_blocks(work, gpu), key=lambda tile: _ns(work, tile, gpu))
     several = tile.programs(sizes) > gpu.multiprocessors and picked_index(info) is None
-    if tile.copies and work.sums == 1 and work.terms > tile.inner and several:
-        return replace(tile, lasting=gpu.multiprocessors, stages=min(tile.stages, MAX_OVERLAPPED_STAGES))
+    if tile.copies and work.sums == 1 and work.terms > tile.reduction_block and several:
+        return replace(tile, persistent=gpu.multiprocessors, stages=min(tile.stages, MAX_OVERLAPPED_STAGES))
     return tile
 
 
@@ -233,13 +233,13 @@ def _blocks(work: _Product, gpu: Gpu) -> Iterator[Tile]:
         axes = [(list(loops), side) for loops, side in zip(work.axes, sides, strict=True)]
         warps = warps or PROGRAM_WARPS[-1]
         copies = int(gpu.copies_blocks)
-        yield Tile(axes, work.rest, inner=terms, stages=stages, warps=warps, dot=1, band=GROUPED_BLOCK_ROWS, copies=copies)
+        yield Tile(axes, work.rest, reduction_block=terms, stages=stages, warps=warps, dot=1, band=GROUPED_BLOCK_ROWS, copies=copies)
 
 
 def _ns(work: _Product, tile: Tile, gpu: Gpu) -> float:
     """The price of a tile."""
     (_, rows), (_, columns) = tile.axes
-    return block_ns(_sums(work), Block(rows, columns, tile.inner, tile.stages, tile.warps), gpu)[0]
+    return block_ns(_sums(work), Block(rows, columns, tile.reduction_block, tile.stages, tile.warps), gpu)[0]
 
 
 def _sums(work: _Product) -> Sums:
@@ -277,4 +277,4 @@ def _of_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes, gpu: Gpu
     warps = 8 if computes and columns == SKINNY_BLOCK_COLUMNS[0] else 4
     stages = min(stages, ceil(max(sizes.trips(n.loops) for n in inside) / terms))
     axes = [(list(few), rows), (list(many), columns)]
-    return Tile(axes[::-1] if converted == [True, False] else axes, rest, inner=terms, stages=stages, warps=warps, dot=1)
+    return Tile(axes[::-1] if converted == [True, False] else axes, rest, reduction_block=terms, stages=stages, warps=warps, dot=1)

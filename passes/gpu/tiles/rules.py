@@ -111,9 +111,9 @@ OUTER_STEP_TERMS = 32
 """Elements of each row at once."""
 STREAM_STAGES = 3
 """Iterations under way of a loop that streams through memory."""
-MAX_CROSS_TRIPS = 64
+MAX_SECOND_REDUCTION_TRIPS = 64
 """Reductions of a row, each by other numbers (a small product's), that a program does side by side."""
-MAX_CROSS_CHUNKS = 2
+MAX_SECOND_REDUCTION_CHUNKS = 2
 """Such tiles that are on chip at once."""
 
 
@@ -144,8 +144,8 @@ def _within(tile: Tile, info: NestAccess, gpu: Gpu) -> Tile:
     the GPU has less of it, and as many more of them."""
     widest = max((element_bytes(a.dtype) for a in info.root.all_accesses()), default=1)
     while tile.elements * widest > gpu.shared:
-        if tile.inner > 1:
-            tile = replace(tile, inner=tile.inner // 2, pieces=tile.pieces * 2)
+        if tile.reduction_block > 1:
+            tile = replace(tile, reduction_block=tile.reduction_block // 2, chunks=tile.chunks * 2)
         else:
             loops, block = tile.axes[-1]
             tile = replace(tile, axes=[*tile.axes[:-1], (loops, block // 2)])
@@ -212,57 +212,59 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
     caps = [most_trips(n, info) for n in inside]
     fixed = None not in caps
     longest = max(1, *(n for n in caps if n is not None)) if fixed else max(sizes.trips(n.loops) for n in inside)
-    crossed = [n for n in info.root.children if is_crossed(n)]
-    if crossed and fixed:
-        cross = min(MAX_CROSS_TRIPS, max(power_of_two(sizes.trips(n.loops)) for n in crossed))
-        block = min(REDUCTION_TILE_ELEMENTS // cross, power_of_two(longest))
+    outer = [n for n in info.root.children if has_reductions_inside(n)]
+    if outer and fixed:
+        second = min(MAX_SECOND_REDUCTION_TRIPS, max(power_of_two(sizes.trips(n.loops)) for n in outer))
+        block = min(REDUCTION_TILE_ELEMENTS // second, power_of_two(longest))
         if longest <= MAX_CHUNKS * block:
-            warps = warps_for(cross * block, REDUCTION_THREAD_ELEMENTS)
-            return Tile([(list(loops), 1)] if loops else [], inner=block, warps=warps, pieces=-(-longest // block), cross=cross)
+            warps, chunks = warps_for(second * block, REDUCTION_THREAD_ELEMENTS), -(-longest // block)
+            axes = [(list(loops), 1)] if loops else []
+            return Tile(axes, reduction_block=block, warps=warps, chunks=chunks, second_reduction_block=second)
     kept = kept_tensors(inside)
     if loops and not kept and longest >= COPIED_TILE_ELEMENTS and sizes.trips(loops) >= COPIED_TILE_ELEMENTS and _shares_more(inside):
-        return Tile([(list(loops), SHARED_VECTOR_ROWS)], inner=COPIED_TILE_ELEMENTS, warps=4, stages=STREAM_STAGES)
+        return Tile([(list(loops), SHARED_VECTOR_ROWS)], reduction_block=COPIED_TILE_ELEMENTS, warps=4, stages=STREAM_STAGES)
     scans = any(isinstance(n.op, loop.ScanOp) for n in inside)
-    block, pieces = min(SCANNED_STEP_ELEMENTS if scans else LONG_ROW_STEP_ELEMENTS, power_of_two(longest)), 1
+    block, chunks = min(SCANNED_STEP_ELEMENTS if scans else LONG_ROW_STEP_ELEMENTS, power_of_two(longest)), 1
     if fixed and not reads_once(inside, longest) and longest * max(1, kept or streams(inside)) <= MAX_ON_CHIP_ELEMENTS:
-        block, pieces = cut(longest, MIN_BLOCK_SHARE if kept < 2 else MIN_KEPT_BLOCK_SHARE)
+        block, chunks = cut(longest, MIN_BLOCK_SHARE if kept < 2 else MIN_KEPT_BLOCK_SHARE)
     if loops and not kept and longest > COPIED_TILE_ELEMENTS and _is_heavy(inside) and not scans:
-        return Tile([(list(loops), 1)], inner=COPIED_TILE_ELEMENTS, warps=_heavy_warps(inside), stages=STREAM_STAGES)
-    if pieces > 1 and not kept and any(isinstance(n.op, loop.ForOp) for n in inside):
-        block, pieces = LONG_ROW_STEP_ELEMENTS, 1  # what is written and not read again need not be on chip
+        return Tile([(list(loops), 1)], reduction_block=COPIED_TILE_ELEMENTS, warps=_heavy_warps(inside), stages=STREAM_STAGES)
+    if chunks > 1 and not kept and any(isinstance(n.op, loop.ForOp) for n in inside):
+        block, chunks = LONG_ROW_STEP_ELEMENTS, 1  # what is written and not read again need not be on chip
     if scans and not kept and longest > MAX_SCANNED_ROW_ELEMENTS:
-        block, pieces = SCANNED_STEP_ELEMENTS, 1
-    if block * pieces < longest:
+        block, chunks = SCANNED_STEP_ELEMENTS, 1
+    if block * chunks < longest:
         axes = [(list(loops), 1)] if loops else []
         if scans:
-            return Tile(axes, inner=block, warps=warps_for(block, SCANNED_THREAD_ELEMENTS))
+            return Tile(axes, reduction_block=block, warps=warps_for(block, SCANNED_THREAD_ELEMENTS))
         if _is_heavy(inside):
-            return Tile(axes, inner=COPIED_TILE_ELEMENTS, warps=_heavy_warps(inside), stages=STREAM_STAGES)
+            return Tile(axes, reduction_block=COPIED_TILE_ELEMENTS, warps=_heavy_warps(inside), stages=STREAM_STAGES)
         if not kept and any(isinstance(n.op, loop.ForOp) for n in inside):
-            return Tile(axes, inner=block, warps=warps_for(block, REDUCTION_THREAD_ELEMENTS))
+            return Tile(axes, reduction_block=block, warps=warps_for(block, REDUCTION_THREAD_ELEMENTS))
         online = any("softmax" in n.op.kind_names for n in inside if isinstance(n.op, loop.ReduceOp))
         if not kept:
             each = ONLINE_THREAD_ELEMENTS if online else REDUCTION_THREAD_ELEMENTS
             step = min(block, STREAMED_STEP_ELEMENTS)
-            return Tile(axes, inner=step, warps=warps_for(step, each), stages=STREAM_STAGES)
+            return Tile(axes, reduction_block=step, warps=warps_for(step, each), stages=STREAM_STAGES)
         if online:
             step = min(block, LONG_ROW_STEP_ELEMENTS)
-            return Tile(axes, inner=step, warps=warps_for(step, REDUCTION_THREAD_ELEMENTS), stages=STREAM_STAGES)
-        return Tile(axes, inner=block, warps=warps_for(block, 8))
-    if block * pieces <= COPIED_TILE_ELEMENTS and info.opaque and any(n.loops[-1].dim in index_loops(info) for n in inside):
+            return Tile(axes, reduction_block=step, warps=warps_for(step, REDUCTION_THREAD_ELEMENTS), stages=STREAM_STAGES)
+        return Tile(axes, reduction_block=block, warps=warps_for(block, 8))
+    if block * chunks <= COPIED_TILE_ELEMENTS and info.opaque and any(n.loops[-1].dim in index_loops(info) for n in inside):
         few = max(1, min(32 * WINDOW_THREAD_ELEMENTS // block, power_of_two(sizes.trips(loops))))
-        warps = warps_for(few * block * pieces, WINDOW_THREAD_ELEMENTS)
-        return Tile([(list(loops), few)] if loops else [], inner=block, warps=warps, pieces=pieces)
-    rows = max(1, min(COPIED_TILE_ELEMENTS // block, power_of_two(sizes.trips(loops)))) if loops and pieces == 1 else 1
-    held = block * pieces * kept
+        warps = warps_for(few * block * chunks, WINDOW_THREAD_ELEMENTS)
+        return Tile([(list(loops), few)] if loops else [], reduction_block=block, warps=warps, chunks=chunks)
+    rows = max(1, min(COPIED_TILE_ELEMENTS // block, power_of_two(sizes.trips(loops)))) if loops and chunks == 1 else 1
+    held = block * chunks * kept
     if not any(isinstance(n.op, (loop.ReduceOp, loop.ScanOp)) for n in inside):
         if rows == 1 and not kept and _are_apart(info, inside):
-            return Tile([(list(loops), 1)] if loops else [], inner=COPIED_TILE_ELEMENTS, warps=warps_for(COPIED_TILE_ELEMENTS, 8), apart=1)
+            axes, warps = [(list(loops), 1)] if loops else [], warps_for(COPIED_TILE_ELEMENTS, 8)
+            return Tile(axes, reduction_block=COPIED_TILE_ELEMENTS, warps=warps, loop_per_program=1)
         warps = warps_for(rows * block, REDUCTION_THREAD_ELEMENTS if rows > 1 else 8)
-        return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=pieces)
+        return Tile([(list(loops), rows)] if loops else [], reduction_block=block, warps=warps, chunks=chunks)
     if _sums(inside):
         rows_of = {
-            a.buffer: block * pieces * element_bytes(a.dtype)
+            a.buffer: block * chunks * element_bytes(a.dtype)
             for n in inside
             for a in n.accesses
             if not a.is_store and not free_dims(a.offset) <= {one.dim for one in n.loops}
@@ -272,38 +274,38 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
             stages = STREAM_STAGES + 1
         else:
             stages = STREAM_STAGES if under_way * (STREAM_STAGES - 1) <= MAX_AHEAD_BYTES else 0
-        needed = held + block * pieces * _read_once(inside)
+        needed = held + block * chunks * _read_once(inside)
         warps = min(16, power_of_two(-(-needed // (32 * MAX_ROWS_THREAD_ELEMENTS))))
         registers = 65536 // (64 * warps)
         registers = registers if needed // (32 * warps) + ROWS_OTHER_REGISTERS <= registers < 255 else 0
         if block == CHUNK_ELEMENTS:
-            block, pieces = CHUNK_ELEMENTS // 2, pieces * 2
+            block, chunks = CHUNK_ELEMENTS // 2, chunks * 2
         axes = [(list(loops), rows)] if loops else []
-        return Tile(axes, inner=block, warps=warps, pieces=pieces, stages=stages, registers=registers)
+        return Tile(axes, reduction_block=block, warps=warps, chunks=chunks, stages=stages, registers=registers)
     if kept == 1 and _phases(inside) == 1 and _is_narrow(inside):
         # read again from the nearest cache: without the row in their registers, four programs fit a multiprocessor
         if block == longest == LONG_ROW_STEP_ELEMENTS:
             warps = warps_for(LONG_ROW_STEP_ELEMENTS, REDUCTION_THREAD_ELEMENTS)
-            return Tile([(list(loops), rows)] if loops else [], inner=CHUNK_ELEMENTS, warps=warps)
+            return Tile([(list(loops), rows)] if loops else [], reduction_block=CHUNK_ELEMENTS, warps=warps)
         if longest == 2 * LONG_ROW_STEP_ELEMENTS and not finds_positions(inside):
             inner = LONG_ROW_STEP_ELEMENTS if all(len(n.loops) == 1 for n in inside) else longest
             warps = warps_for(LONG_ROW_STEP_ELEMENTS, PHASED_ROW_THREAD_ELEMENTS)
-            return Tile([(list(loops), 1)] if loops else [], inner=inner, warps=warps)
+            return Tile([(list(loops), 1)] if loops else [], reduction_block=inner, warps=warps)
     if block == LONG_ROW_STEP_ELEMENTS and kept:
         warps = warps_for(LONG_ROW_STEP_ELEMENTS, PHASED_THREAD_ELEMENTS if _phases(inside) > 1 else REDUCTION_THREAD_ELEMENTS)
         block = min(LONG_ROW_STEP_ELEMENTS // 2, 256 * warps)
-        return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=LONG_ROW_STEP_ELEMENTS // block)
-    busy = pieces == 1 and sum(n.num_ops for n in inside) > MIN_BUSY_OPS
-    warps = min(16, warps_for(rows * block * pieces, REDUCTION_THREAD_ELEMENTS if rows > 1 or busy else PHASED_ROW_THREAD_ELEMENTS))
+        return Tile([(list(loops), rows)] if loops else [], reduction_block=block, warps=warps, chunks=LONG_ROW_STEP_ELEMENTS // block)
+    busy = chunks == 1 and sum(n.num_ops for n in inside) > MIN_BUSY_OPS
+    warps = min(16, warps_for(rows * block * chunks, REDUCTION_THREAD_ELEMENTS if rows > 1 or busy else PHASED_ROW_THREAD_ELEMENTS))
     while warps < 16 and held > 32 * warps * MAX_THREAD_ELEMENTS:
         warps *= 2
     if MIN_ALL_WARPS_ELEMENTS < held <= MAX_ALL_WARPS_ELEMENTS:
         warps = MAX_WARPS
     if rows == 1 and block > max(COPIED_TILE_ELEMENTS * 2, 512 * warps) and _phases(inside) > 1:
-        block = 512 * warps  # the elements of a thread in more, shorter pieces take fewer registers
-        pieces = -(-longest // block)
+        block = 512 * warps  # the elements of a thread in more, shorter chunks take fewer registers
+        chunks = -(-longest // block)
     registers = SCAN_THREAD_REGISTERS.get(warps, 0) if scans and not kept else 0
-    return Tile([(list(loops), rows)] if loops else [], inner=block, warps=warps, pieces=pieces, registers=registers)
+    return Tile([(list(loops), rows)] if loops else [], reduction_block=block, warps=warps, chunks=chunks, registers=registers)
 
 
 def _outer(info: NestAccess, loops: Sequence[Loop], sizes: Sizes) -> Tile | None:
@@ -328,7 +330,7 @@ def _outer(info: NestAccess, loops: Sequence[Loop], sizes: Sizes) -> Tile | None
                 return Tile(
                     [([first], rows), ([second], columns)],
                     rest,
-                    inner=OUTER_STEP_TERMS,
+                    reduction_block=OUTER_STEP_TERMS,
                     warps=warps_for(OUTER_RESULTS * OUTER_STEP_TERMS, PHASED_ROW_THREAD_ELEMENTS),
                 )
     return None
@@ -346,7 +348,7 @@ def _shares_more(inside: Sequence[Node]) -> bool:
     return moved[True] > moved[False]
 
 
-def is_crossed(node: Node) -> bool:
+def has_reductions_inside(node: Node) -> bool:
     """Whether each element of a loop is a long reduction of a row by itself, as the elements of a product's row are."""
     trips = product(one.size for one in node.loops).value
     if trips is None or trips <= MAX_UNROLLED_INNER_TRIPS or not isinstance(node.op, loop.ForOp) or node.op.sequential is not None:
@@ -360,7 +362,7 @@ def most_trips(node: Node, info: NestAccess) -> int | None:
     return range_of(product(one.size for one in node.loops), info.ranges).hi
 
 
-def run_length(nodes: Sequence[Node]) -> Expr:
+def segment_length(nodes: Sequence[Node]) -> Expr:
     """What the loops of nodes have in common, after which a block may begin whatever the one before it has left: the shortest of the last
     loops, of which the others are multiples; ONE where there is none."""
     last = {n.loops[-1].size for n in nodes}
@@ -497,9 +499,9 @@ def cut(longest: int, filled: float = MIN_BLOCK_SHARE) -> tuple[int, int]:
     if block <= MAX_BLOCK_ELEMENTS and longest >= filled * block:
         return block, 1
     for block in (CHUNK_ELEMENTS, CHUNK_ELEMENTS // 2, CHUNK_ELEMENTS // 4, CHUNK_ELEMENTS // 8, CHUNK_ELEMENTS // 16):
-        pieces = -(-longest // block)
-        if pieces <= MAX_CHUNKS and longest >= filled * block * pieces:
-            return block, pieces
+        chunks = -(-longest // block)
+        if chunks <= MAX_CHUNKS and longest >= filled * block * chunks:
+            return block, chunks
     return (power_of_two(longest), 1) if power_of_two(longest) <= MAX_BLOCK_ELEMENTS else (CHUNK_ELEMENTS, -(-longest // CHUNK_ELEMENTS))
 
 
@@ -518,7 +520,7 @@ def _columns(loops: Sequence[Loop], x: Loop, inside: Sequence[Node], sizes: Size
         even //= 2
     depth = depth if longest % even else even
     each = REDUCTION_THREAD_ELEMENTS // 2 if states else REDUCTION_THREAD_ELEMENTS * 2 if narrow else REDUCTION_THREAD_ELEMENTS
-    return Tile([([x], block)], rest, inner=depth, warps=warps_for(block * depth, each), stages=STREAM_STAGES)
+    return Tile([([x], block)], rest, reduction_block=depth, warps=warps_for(block * depth, each), stages=STREAM_STAGES)
 
 
 def fits_i32(info: NestAccess) -> bool:

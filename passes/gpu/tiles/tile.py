@@ -27,62 +27,70 @@ MIN_DOT_SIDE = 16
 
 @dataclass
 class Tile:
-    """`axes` are the parallel axes, the last of them innermost in the grid, each the loops that it runs along (flattened) and its
-    block; `rest` are loops that the grid walks through; `inner` is the block of the axis for loops inside (0: there is none), `pieces`
-    how many such blocks may be on chip at once, `stages` how many iterations of its loops are under way (0: as Triton has it), `group`
-    how many programs share the loops inside of a tile (exchange.py), `run` after how many iterations a block begins whatever the one
-    before it has left (0: nowhere), `registers` how many a thread may have (0: as many as it likes), `strip` how many iterations of the
-    last of `rest` a program has, one after the other, `apart` whether a program has one block of one of the loops inside, which follow
-    each other, `cross` the block of an axis for loops inside that have reductions of the whole row in them (0: there is none), `halves`
-    whether 16-bit numbers that several loops read stay on chip as they are, and each loop widens them, `dot` whether the sum of products
-    that the loops inside are, of a value along each of the two axes, is a matrix product (products.py), `band` how many blocks of the first
-    axis programs side by side go through before they go on to the next block of the last one (0: the last axis is the innermost), `lasting`
-    how many programs there are at most, each of which goes through several blocks (0: each has one), `copies` whether factors of a product,
-    and what is stored of it, are copied as blocks that the launch describes to the GPU, where they can be (descriptors.py)."""
+    """How a nest is cut: `axes` are the parallel axes, the last of them innermost in the grid, each the loops that it runs along
+    (flattened) and its block; `grid_loops` are loops that the grid walks through, one iteration a program.
+
+    | field | says |
+    |---|---|
+    | `reduction_block` | the block of the axis for loops inside; 0: there is none |
+    | `chunks` | how many such blocks may be on chip at once |
+    | `stages` | how many iterations of its loops are under way; 0: as Triton has it |
+    | `group` | how many programs share the loops inside (exchange.py) |
+    | `segment` | after how many iterations a block begins whatever the one before it has left; 0: nowhere |
+    | `registers` | how many a thread may have; 0: as many as it likes |
+    | `coarsening` | how many iterations of the last of `grid_loops` a program has, one after the other |
+    | `loop_per_program` | whether a program has one block of one of the loops inside, which follow each other |
+    | `second_reduction_block` | the block of an axis for loops inside that have reductions of the whole row in them; 0: there is none |
+    | `halves` | whether 16-bit numbers that several loops read stay on chip as they are, and each loop widens them |
+    | `dot` | whether the sum of products inside, of a value along each of two axes, is a matrix product (products.py) |
+    | `band` | how many blocks of the first axis programs side by side go through before the next block of the last; 0: all |
+    | `persistent` | how many programs there are at most, each of which goes through several blocks; 0: each has one |
+    | `copies` | whether factors and results of a product are copied as blocks that the launch describes, where they can be |
+    """
 
     axes: list[tuple[list[Loop], int]] = field(default_factory=list)
-    rest: list[Loop] = field(default_factory=list)
-    inner: int = 0
+    grid_loops: list[Loop] = field(default_factory=list)
+    reduction_block: int = 0
     warps: int = 4
-    pieces: int = 1
+    chunks: int = 1
     stages: int = 0
     group: int = 1
-    run: int = 0
+    segment: int = 0
     registers: int = 0
-    strip: int = 1
-    apart: int = 0
-    cross: int = 0
+    coarsening: int = 1
+    loop_per_program: int = 0
+    second_reduction_block: int = 0
     halves: int = 0
     dot: int = 0
     band: int = 0
-    lasting: int = 0
+    persistent: int = 0
     copies: int = 0
 
     @property
     def elements(self) -> int:
         """Elements of the whole tile."""
-        total = max(1, self.inner) * max(1, self.cross)
+        total = max(1, self.reduction_block) * max(1, self.second_reduction_block)
         for _, block in self.axes:
             total *= block
         return total
 
     def blocks(self, trips: int) -> list[tuple[int, int]]:
         """The blocks that `trips` iterations of the loops inside lie in, one after the other: first iteration and number of them."""
-        run = self.run or max(trips, 1)
-        ends = [min(trips, first + run) for first in range(0, max(trips, 1), run)]
-        return [(at, min(self.inner, end - at)) for k, end in enumerate(ends) for at in range(k * run, max(end, 1), self.inner)]
+        segment, block = self.segment or max(trips, 1), self.reduction_block
+        ends = [min(trips, first + segment) for first in range(0, max(trips, 1), segment)]
+        return [(at, min(block, end - at)) for k, end in enumerate(ends) for at in range(k * segment, max(end, 1), block)]
 
     def count(self, trips: int) -> int:
         """How many blocks that are; a bound for a size that is a symbol may be any number."""
-        runs, rest = divmod(trips, self.run) if self.run else (0, trips)
-        return max(1, runs * -(-self.run // self.inner) + -(-rest // self.inner))
+        segments, rest = divmod(trips, self.segment) if self.segment else (0, trips)
+        return max(1, segments * -(-self.segment // self.reduction_block) + -(-rest // self.reduction_block))
 
     def programs(self, sizes: Sizes) -> int:
         """How many programs the grid has."""
-        total = sizes.trips(self.rest)
+        total = sizes.trips(self.grid_loops)
         for loops, block in self.axes:
             total *= -(-sizes.trips(loops) // block)
-        return min(total, self.lasting or total) * self.group
+        return min(total, self.persistent or total) * self.group
 
 
 def power_of_two(n: int) -> int:

@@ -77,7 +77,7 @@ def value_tile(info: NestAccess, loops: Sequence[Loop], weights: Mapping[Expr, f
         indexed = index_loops(info)
         if x.dim in indexed and y.dim in indexed and sizes(y.size) % RESAMPLED_STRIP_ROWS == 0 and (y.size.value or only_sets(info)):
             # neighbouring rows read the same rows, which one warp after the other finds in the nearest cache
-            return Tile([(fast, block)], others, warps=max(1, block // 128), strip=RESAMPLED_STRIP_ROWS)
+            return Tile([(fast, block)], others, warps=max(1, block // 128), coarsening=RESAMPLED_STRIP_ROWS)
         y = next((one for one in reversed(others) if one.dim not in indexed and sizes(one.size) >= rows), y)
     if sizes(y.size) % rows == 0:
         return Tile([(fast, block), ([y], rows)], [one for one in others if one is not y], warps=warps_for(rows * block, each))

@@ -133,7 +133,7 @@ def weighed_tile(info: NestAccess, gpu: Gpu) -> Tile | None:
     stages = _stages(info, found, rows, columns, WEIGHED_STAGES - wide, gpu)
     copies = int(gpu.copies_blocks and columns > SHORT_COLUMNS and bool(needed_terms(info, info.root.children[0])))
     axes = [([found.rows], rows), ([found.columns], columns)]
-    return Tile(axes, rest, inner=STEP_TERMS, stages=stages, warps=PROGRAM_WARPS[wide], dot=1, copies=copies)
+    return Tile(axes, rest, reduction_block=STEP_TERMS, stages=stages, warps=PROGRAM_WARPS[wide], dot=1, copies=copies)
 
 
 def _stages(info: NestAccess, found: WeighedProduct, rows: int, columns: int, most: int, gpu: Gpu) -> int:

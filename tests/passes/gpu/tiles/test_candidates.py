@@ -196,9 +196,9 @@ def test_blocks_are_counted_without_a_list_of_them():
     """A bound for a size that is a symbol may be any number: the rows of a batch norm over n images of n x n have up to 2**62 elements."""
     for length in (0, 1, 7, 16, 40):
         for trips in range(90):
-            tile = Tile(inner=16, run=length)
+            tile = Tile(reduction_block=16, segment=length)
             assert tile.count(trips) == len(tile.blocks(trips))
-    assert Tile(inner=1024).count(1 << 62) == 1 << 52
+    assert Tile(reduction_block=1024).count(1 << 62) == 1 << 52
 
 
 def test_warps_of_a_machine_with_wide_ones():
@@ -403,7 +403,7 @@ def test_blocks_fit_the_shared_memory_of_the_gpu():
         large, small = (choose(info, {}, machine(name)) for name in ("sm_90", "sm_89"))
         too_large += large.elements * 8 > machine("sm_89").shared
         assert small.elements * 8 <= machine("sm_89").shared
-        assert large.elements * large.pieces == small.elements * small.pieces  # a row stays on chip
+        assert large.elements * large.chunks == small.elements * small.chunks  # a row stays on chip
     assert too_large
 
 
@@ -478,7 +478,7 @@ def blocks(tile):
 
 def test_distances_have_rows_of_both_tensors():
     (tile,) = chosen(lambda x, y: (x[:, None] - y[None]).abs().amax(-1), randn(90, 128), randn(100, 128))
-    assert (blocks(tile), tile.inner) == ([4, 64], 32)
+    assert (blocks(tile), tile.reduction_block) == ([4, 64], 32)
 
 
 def test_threads_have_one_element_each_of_those_that_lie_apart():
@@ -517,7 +517,7 @@ def test_rows_that_are_read_once_are_not_all_on_chip_where_that_takes_too_many_r
     """Two tensors of 32768 elements, or much arithmetic for each element."""
     function = lambda x, y: (torch.exp(x) * y).sum(-1)  # noqa: E731
     (tile,) = chosen(function, randn(600, 32768)[:, :32768], randn(600, 32768))
-    assert (tile.inner, tile.pieces, tile.stages) == (4096, 1, 3)
+    assert (tile.reduction_block, tile.chunks, tile.stages) == (4096, 1, 3)
 
     def much(x):
         for _ in range(8):
@@ -525,14 +525,14 @@ def test_rows_that_are_read_once_are_not_all_on_chip_where_that_takes_too_many_r
         return x.sum(-1)
 
     (tile,) = chosen(much, randn(600, 8192))
-    assert (tile.inner, tile.pieces) == (1024, 1)
+    assert (tile.reduction_block, tile.chunks) == (1024, 1)
     (tile,) = chosen(lambda x, y: (torch.softmax(x, -1) / y).argmax(-1), randn(600, 50000), randn(600, 50000))
-    assert (tile.inner, tile.group) == (1024, 1)
+    assert (tile.reduction_block, tile.group) == (1024, 1)
 
 
 def test_every_second_element_counts_as_near():
     (tile,) = chosen(lambda x: (x[:, ::2] * x[:, 1::2]).sum(-1), randn(600, 2048))
-    assert blocks(tile) == [1] and tile.inner == 1024
+    assert blocks(tile) == [1] and tile.reduction_block == 1024
 
 
 def test_loops_that_memory_has_as_one_are_one():
@@ -559,9 +559,9 @@ def test_threads_have_few_elements_of_those_that_lie_anywhere():
     *_, tile = chosen(lambda x, i: torch.zeros(50, 70).scatter_add(1, i, x), x, i)
     assert (blocks(tile), tile.warps) == ([256], 4)
     (tile,) = chosen(lambda x, i: x.gather(1, i[:, :64]).softmax(-1), x, i)
-    assert (blocks(tile), tile.inner, tile.warps) == ([1], 64, 1)
+    assert (blocks(tile), tile.reduction_block, tile.warps) == ([1], 64, 1)
     (tile,) = chosen(lambda x, i: x.gather(1, i[:, :16]).softmax(-1), x, i)
-    assert (blocks(tile), tile.inner, tile.warps) == ([4], 16, 1)
+    assert (blocks(tile), tile.reduction_block, tile.warps) == ([4], 16, 1)
 
 
 def test_threads_have_16_bytes_of_bytes():
@@ -580,17 +580,17 @@ def test_what_programs_share_stays_in_the_cache():
 
 def test_much_arithmetic_is_shared_by_more_threads():
     (tile,) = chosen(lambda x: (torch.tanh(x / 50) * 50).softmax(-1), randn(600, 1024))
-    assert (tile.inner, tile.warps) == (1024, 2)
+    assert (tile.reduction_block, tile.warps) == (1024, 2)
     (tile,) = chosen(lambda x: x.softmax(-1), randn(600, 1024))
-    assert (tile.inner, tile.warps) == (1024, 1)
+    assert (tile.reduction_block, tile.warps) == (1024, 1)
     function = lambda x, y: ((x * y).sigmoid() * (1 - y).exp().log1p() * (x - y).abs().log()).sum(-1)  # noqa: E731
     (tile,) = chosen(function, randn(600, 9000), randn(600, 9000))
-    assert (tile.inner, tile.warps) == (1024, 8)
+    assert (tile.reduction_block, tile.warps) == (1024, 8)
 
 
 def test_rows_of_16_bits_that_one_reduction_is_made_of_are_read_twice():
     (tile,) = chosen(lambda x: (x / x.abs().amax(-1, keepdim=True) * 127).to(torch.int8), torch.empty(600, 16384, dtype=torch.bfloat16))
-    assert (tile.inner, tile.pieces, tile.warps) == (8192, 1, 8)
+    assert (tile.reduction_block, tile.chunks, tile.warps) == (8192, 1, 8)
     blocks_of_rows = torch.empty(30, 128, 20, 128, dtype=torch.bfloat16)
     (tile,) = chosen(lambda x: (x / x.abs().amax((1, 3), keepdim=True) * 127).to(torch.int8), blocks_of_rows)
-    assert (tile.inner, tile.pieces, tile.warps) == (16384, 1, 8)
+    assert (tile.reduction_block, tile.chunks, tile.warps) == (16384, 1, 8)

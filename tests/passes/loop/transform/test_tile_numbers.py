@@ -61,7 +61,7 @@ def test_a_tile_names_the_loops_that_its_own_became(
     assert found is not None
     number = info.root.loops.index
     assert [[number(one) for one in loops] for loops, _ in found.axes] == axes
-    assert [number(one) for one in found.rest] == rest
+    assert [number(one) for one in found.grid_loops] == rest
     assert str(schedule_table(nest)[GPU]).startswith("{axes"), "and says nothing else"
 
 
