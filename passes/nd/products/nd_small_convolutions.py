@@ -12,6 +12,9 @@ Depthwise convolutions of any number of channels have a price for each way (`dep
 between row-major tensors, and its channels-last one with a copy on either side. Beside other convolutions, which hand channels-last from
 one to the next, it is the nest that would need the copies.
 
+On a machine without a library (stepwell.machine) all convolutions become nests, or products of their windows
+(convolution_patches.py); transposed ones are convolutions first (transposed_convolutions.py).
+
 The three real convolutions that torch makes of a complex one stay calls: their results are subtracted from each other, where terms that
 were added up in another order stand out.
 """
@@ -32,7 +35,7 @@ from ....dialects.expr import ONE, Expr, IndexMap, dim, is_row_major
 from ....dialects.expr.syntax import IndexMapAttr
 from ....dialects.machine import has_library
 from ....dialects.nd.base import IntsAttr
-from ....dialects.nd.pointwise import CONTRACT, OPS, CastOp
+from ....dialects.nd.pointwise import CONTRACT, OPS
 from ....dialects.nd.types import FLOATS, LOW_PRECISION, TensorType, compute_type, element_bytes, tensor_type
 from ...analysis.symbols import symbol_hints
 from ...cost.library_cost import size
@@ -41,6 +44,8 @@ from ...cost.machine.prices import prices
 from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
 from .convolution_nests import padded
+from .convolution_patches import as_patches, cast, is_product
+from .transposed_convolutions import has_plain_form, plain_form
 
 MAX_INPUT_CHANNELS, MAX_OUTPUT_CHANNELS = 4, 8
 """Channels of input and output up to which a nest is faster."""
@@ -89,6 +94,8 @@ class NdSmallConvolutions(Pass):
             found = [o for o in every if o not in of_complex]
             if not found:
                 continue
+            if everything:
+                found = [o for o in found if o.transposed is None or has_plain_form(o)]
             library = [] if everything else [o for o in found if not few_channels(o)]
             chosen = {o for o in found if o not in library}
             for one in library:
@@ -97,7 +104,9 @@ class NdSmallConvolutions(Pass):
                     chosen |= {one} if self._pays(one, hints, beside) else set()
 
             def small_convolution(rw: Rewriter, conv: Operation, chosen: set[nd.ConvOp] = chosen) -> SSAValue | None:
-                return as_windows(rw, conv) if isinstance(conv, nd.ConvOp) and conv in chosen else None
+                if not isinstance(conv, nd.ConvOp) or conv not in chosen:
+                    return None
+                return without_library(rw, conv) if everything else as_windows(rw, conv)
 
             rewriter = Rewriter(func, {nd.ConvOp: [small_convolution]}, symbols)
             rewriter.run()
@@ -110,6 +119,16 @@ class NdSmallConvolutions(Pass):
         prices = f"depthwise: as a nest {nest / 1e3:.0f} us, as a call of the library {library / 1e3:.0f} us"
         self.remark(op, prices, "applied" if pays else "missed")
         return pays
+
+
+def without_library(rw: Rewriter, op: nd.ConvOp) -> SSAValue:
+    """A convolution by code of ours, whatever it costs."""
+    if op.transposed is None:
+        return as_patches(rw, op) if is_product(op) else as_windows(rw, op)
+    plain = plain_form(rw, op)
+    made = without_library(rw, plain)
+    plain.drop_all_references()
+    return made
 
 
 def complex_products(convolutions: Sequence[nd.ConvOp]) -> set[nd.ConvOp]:
@@ -197,7 +216,7 @@ def as_windows(rw: Rewriter, op: nd.ConvOp, contract: bool = False) -> SSAValue:
     out, each, *window = weight.dims
     spatial = len(window)
     source = padded(rw, op, op.input)
-    image, kernel = _cast(rw, source, wide), _cast(rw, op.weight, wide)
+    image, kernel = cast(rw, source, wide), cast(rw, op.weight, wide)
     sizes = (*t.dims, each, *window)
     places: list[Expr] = [dim(2 + k) * op.stride.data[k] + dim(3 + spatial + k) * op.dilation.data[k] for k in range(spatial)]
     channel = dim(2 + spatial)
@@ -215,12 +234,7 @@ def as_windows(rw: Rewriter, op: nd.ConvOp, contract: bool = False) -> SSAValue:
     total = TensorType.get(t.dims, wide, device)
     made = rw.new(nd.ReduceOp.new((terms,), total, kind=StringAttr("sum"), dims=over))
     if op.bias is not None:
-        bias = _cast(rw, op.bias, wide)
+        bias = cast(rw, op.bias, wide)
         bias = rw.new(nd.ReshapeOp.new((bias,), tensor_type(bias).with_dims((out, *([ONE] * spatial)))))
         made = rw.new(OPS["add"].new((made, bias), total))
-    return _cast(rw, made, t.element_type)
-
-
-def _cast(rw: Rewriter, x: SSAValue, dtype: object) -> SSAValue:
-    t = tensor_type(x)
-    return x if t.element_type == dtype else rw.new(CastOp.new((x,), TensorType.get(t.dims, dtype, t.device.data)))  # pyright: ignore[reportArgumentType]
+    return cast(rw, made, t.element_type)
