@@ -41,7 +41,7 @@ from .carried.row_numbers import compute_where_read
 from .carried.softmax_weights import SoftmaxWeights, final_store, same_row, softmax_weights, yielded
 from .carried.term_writer import TermWriter, needed, product_of
 from .gpu_online_softmax import computed_alike
-from .tiles.weighed_products import weighed_product
+from .tiles.weighed_products import as_weighed
 
 CASTS = (arith.ExtFOp, arith.TruncFOp)
 
@@ -99,8 +99,7 @@ def _rewrite(nest: loop.NestOp, found: SoftmaxWeights, symbols: RangeEnv, column
     try:
         early = _early_readers(nest, leaving)
         stores = _Writer(made, again, symbols).write(dict(zip(leaving, made.out_args[len(nest.outs) :], strict=True)))
-        info = NestAccess(made, symbols)
-        weighed = weighed_product(info)
+        info, weighed = as_weighed(made, symbols)
         if weighed is None:
             raise Refused("the nest would be no product of weights, which vary along one of its loops, by rows along another")
         size = weighed.columns.size.value

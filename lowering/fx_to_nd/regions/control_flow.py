@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 
 from ..calls.externs import regroup
 from ..calls.object_calls import object_call
+from .flex_attention import lower_attention, lower_attention_backward
 from .subgraphs import Body, body, inline
 
 if TYPE_CHECKING:
@@ -149,18 +150,6 @@ def _invoke_subgraph(b: Importer, node: Node) -> Any:
     return values if isinstance(b.val, (tuple, list)) else values[0]
 
 
-def _flex_attention(b: Importer, node: Node) -> Any:
-    from torch._higher_order_ops.flex_attention import sdpa_dense
-
-    return inline(b, sdpa_dense, node.args)
-
-
-def _flex_attention_backward(b: Importer, node: Node) -> Any:
-    from torch._higher_order_ops.flex_attention import sdpa_dense_backward
-
-    return inline(b, sdpa_dense_backward, node.args)
-
-
 def _associative_scan(b: Importer, node: Node) -> Any:
     """Pairs of neighbours, pairs of pairs, and back: operators on whole tensors."""
     from torch._higher_order_ops.associative_scan import generic_associative_scan
@@ -190,8 +179,8 @@ RULES: dict[str, Callable[[Importer, Node], Any]] = {
 """Operators that become calls."""
 
 INLINED: dict[str, Callable[[Importer, Node], Any]] = {
-    "flex_attention": _flex_attention,
-    "flex_attention_backward": _flex_attention_backward,
+    "flex_attention": lower_attention,
+    "flex_attention_backward": lower_attention_backward,
     "associative_scan": _associative_scan,
 }
 """Operators that become other operators."""

@@ -17,11 +17,10 @@ from xdsl.ir import Operation, SSAValue
 from ....dialects import loop
 from ....dialects.expr import Dim
 from ....dialects.expr.ranges import RangeEnv
-from ...analysis.nest_access import NestAccess
 from ...analysis.reduction_kinds import Cursor
 from ...cost.contraction_price import MAX_JOINED_COLUMNS, MAX_WEIGHED_ELEMENTS
 from ...loop.transform.nest_transform import Refused
-from ..tiles.weighed_products import weighed_product
+from ..tiles.weighed_products import as_weighed
 from .softmax_weights import final_store
 from .term_writer import TermWriter, needed, product_of
 
@@ -46,7 +45,7 @@ def carry_weights(storing: loop.NestOp, readers: list[loop.NestOp], symbols: Ran
     try:
         for group in _groups(readers, storing):
             made.append((group, _with_weights(group, storing, symbols)))
-            product = weighed_product(NestAccess(made[-1][1], symbols))
+            _, product = as_weighed(made[-1][1], symbols)
             if product is None:
                 raise Refused("a nest would be no product of weights, which vary along one of its loops, by rows along another")
             size = product.columns.size.value

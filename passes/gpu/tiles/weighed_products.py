@@ -17,11 +17,12 @@ from xdsl.ir import Attribute, SSAValue
 
 from ....dialects import loop
 from ....dialects.expr import free_dims
-from ....dialects.expr.ranges import range_of
+from ....dialects.expr.ranges import RangeEnv, range_of
 from ....dialects.nd.types import element_bytes
 from ...analysis.accesses.varying import Varying, is_straight
 from ...analysis.needed_terms import needed_terms
 from ...analysis.nest_access import Loop, NestAccess, Node
+from ...analysis.schedule_attrs import fix
 from ...cost.block_price import PROGRAM_WARPS
 from ...cost.contraction_price import MAX_WEIGHED_ELEMENTS, WEIGHED_ROWS
 from ...cost.machine.gpu import Gpu
@@ -87,6 +88,27 @@ def weighed_product(info: NestAccess) -> WeighedProduct | None:
     found = WeighedProduct(*sides[0], terms, min(types, key=str), is_softmax, tuple(pairs))
     short = all(_is_short(one, info) for one in (found.columns, *(c.loops[0] for c in node.children if c.loops)))
     return found if short and all(_is_score(info, child, found) for child in node.children) else None
+
+
+def as_weighed(nest: loop.NestOp, symbols: RangeEnv) -> tuple[NestAccess, WeighedProduct | None]:
+    """The product of weights and rows that a nest is, with its analysis. Where what the weights are computed from is the same for blocks of
+    rows and of terms (a table of blocks), the loops run as they are written: split into blocks they would be no rows and no terms."""
+    info = NestAccess(nest, symbols)
+    if (found := weighed_product(info)) is not None:
+        return info, found
+    before = [(op, dict(op.attributes), dict(op.properties)) for op in (nest, *_reductions(nest))]
+    for op, _, _ in before:
+        fix(op)
+    info = NestAccess(nest, symbols)
+    found = weighed_product(info)
+    if found is None:
+        for op, attributes, properties in before:
+            op.attributes, op.properties = attributes, properties
+    return info, found
+
+
+def _reductions(nest: loop.NestOp) -> list[loop.ReduceOp]:
+    return [op for op in nest.block.ops if isinstance(op, loop.ReduceOp)]
 
 
 def _weighed(info: NestAccess, op: loop.ReduceOp) -> list[tuple[SSAValue, SSAValue]]:

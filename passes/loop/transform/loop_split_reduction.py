@@ -21,6 +21,7 @@ from ....dialects.expr import ONE, ZERO, Expr, IndexMap, dim, maximum
 from ....dialects.expr.ranges import RangeEnv, simplify
 from ....dialects.nd.types import TensorType
 from ...analysis.reduction_kinds import Cursor, merge_parts
+from ...analysis.schedule_attrs import fix, is_fixed
 from .loop_rewrite import Place, clone_into, drop_index, drop_out, index_op, needed_by
 from .nest_transform import NestTransform, Refused, label_of, loop_name, loop_number
 
@@ -200,6 +201,8 @@ class _Split:
         part = list(made.indices[loops:])
         reduced = self._reduce_part(length, part, values)
         at.place(reduced)
+        if is_fixed(self.reduce):
+            fix(made)
         place: list[Expr] = [dim(k) for k in range(len(sizes))]
         if not part:
             place.append(self.count)
@@ -221,6 +224,8 @@ class _Split:
         sizes[self.axis] = length
         new = loop.ReduceOp.build_reduce(sizes, old.kind_names, old.result_types)
         new.location = old.location
+        if is_fixed(old):
+            fix(new)
         for mine, theirs in zip(new.indices, old.indices, strict=True):
             mine.name_hint = theirs.name_hint
         first = dim(1) * self.length if part else self.count * self.length
