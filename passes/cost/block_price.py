@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from .held_numbers import OTHER_REGISTERS, fits_registers
+from .held_numbers import fits_registers
 from .machine.gpu import Gpu
+from .machine.registers import OTHER
 
 MAX_THREAD_SUMS = 128
 """Sums that a thread has at most."""
@@ -73,7 +74,7 @@ def block_ns(work: Sums, block: Block, gpu: Gpu, parts: int = 1) -> tuple[float,
     step = block.terms * (block.rows * work.row + block.columns * work.column)
     units = 2.0 * elements * block.terms * work.sums / (rates.tflops[work.kind] * work.share * 1e3 / each_rate)
     cache = step / (rates.cache_gbs / each_rate)
-    registers = block.warps * gpu.lanes * (elements * work.sums // (block.warps * gpu.lanes) + OTHER_REGISTERS)
+    registers = block.warps * gpu.lanes * (elements * work.sums // (block.warps * gpu.lanes) + OTHER.product)
     resident = max(1, min(gpu.registers // registers, int(gpu.shared // (step * block.stages))))
     each = max(ceil(blocks / gpu.multiprocessors), ceil(rows / own[0]) * ceil(columns / own[1]))
     alone = rates.program_start_us * 1e3 + elements * work.beside / (rates.memory_gbs / each_rate)

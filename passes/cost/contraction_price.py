@@ -25,9 +25,6 @@ from .machine.gpu import Gpu
 RATE_NAMES: Mapping[Attribute, str] = {bf16: "bf16", f16: "f16", f32: "f32", f64: "f64", i8: "i8"}
 """Types of factors, as the rates of a GPU name them."""
 
-UNHIDDEN_MEMORY_SHARE = 0.1
-"""Part of the time of memory, where that is not the slowest, that adds to a product's all the same."""
-
 TILE_SIDES = (256, 128, 64, 32, 16)
 """Sides of a tile of the result."""
 
@@ -160,7 +157,7 @@ def _fastest(
         busy, bound = block_ns(replace(sums, rows=sums.rows + lost * rows), block, gpu, parts)
         moving = memory + parts_ns(sums, parts, gpu)
         starts = rates.start_us * 1e3 * (1 if parts == 1 else 2)  # a kernel of its own adds parts up
-        ns = max(busy, moving) + UNHIDDEN_MEMORY_SHARE * min(busy, moving) + starts
+        ns = gpu.busy(busy, moving) + starts
         if best is None or ns < best.ns:
             best = Price(ns, "memory" if moving > busy else bound, (rows, columns), parts)
     assert best is not None
@@ -181,7 +178,7 @@ def vector_ns(work: Contraction, gpu: Gpu, share: float, moved: float) -> float:
     """A kernel of `moved` bytes without units for products, which reaches a share of the rate of f32."""
     rates = gpu.rates
     units, memory = work.flops / (rates.tflops["f32"] * 1e3 * share), moved / rates.memory_gbs
-    return max(units, memory) + UNHIDDEN_MEMORY_SHARE * min(units, memory) + rates.start_us * 1e3
+    return gpu.busy(units, memory) + rates.start_us * 1e3
 
 
 def library_ns(work: Contraction, gpu: Gpu) -> float:
@@ -242,4 +239,4 @@ def weighed_ns(work: Weighing, gpu: Gpu) -> float:
         waves = min(1.0, max(tiles / gpu.multiprocessors, MIN_PART_TERMS / max(1, work.terms)))
     busy = waves * weighed_wave_ns(work, gpu, WEIGHED_ROWS)
     memory = work.moved / gpu.rates.memory_gbs
-    return max(busy, memory) + UNHIDDEN_MEMORY_SHARE * min(busy, memory) + gpu.start_ns * (1 if waves >= 1.0 else 2)
+    return gpu.busy(busy, memory) + gpu.start_ns * (1 if waves >= 1.0 else 2)

@@ -34,9 +34,6 @@ from .schedule_choice import choose
 
 Bound = Literal["memory", "compute", "launch"]
 
-UNHIDDEN_SHARE = 0.25
-"""Part of what is not the bottleneck that adds to the time all the same."""
-
 _COMBINE_OPS = {"welford": 6, "scaled_prod": 8, "softmax_dot": 8}
 """Operations that a reduction takes for each element, where that is not 1."""
 
@@ -114,8 +111,7 @@ def estimate(work: Work, machine: Cpu = SERVER) -> Cost:
         bytes_by_level[level.name] = moved
         memory = max(memory, moved / (level.gbs if threads == 1 else min(level.all_gbs, level.gbs * threads)))
     launch = work.launches * machine.launch_ns + (machine.region_ns if threads > 1 else 0.0)
-    slow, fast = max(compute, memory), min(compute, memory)
-    busy = slow + UNHIDDEN_SHARE * fast
+    busy = machine.busy(compute, memory)
     bound: Bound = "launch" if launch > busy else "compute" if compute >= memory else "memory"
     return Cost(work, bytes_by_level, compute * 1e-9, memory * 1e-9, (busy + launch) * 1e-9, bound)
 

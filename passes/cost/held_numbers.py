@@ -13,12 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from xdsl.ir import Operation, SSAValue
 
 from .machine.gpu import Gpu
-
-OTHER_REGISTERS = 64
-"""Registers of a thread for other things than the numbers of elements."""
-
-RANDOM_REGISTERS = 4
-"""Numbers of 32 bits that a random number is made of, beside what is kept anyway."""
+from .machine.registers import OTHER
 
 
 def held_numbers(
@@ -30,9 +25,9 @@ def held_numbers(
     values = [(-1, v) for v in sums] + [(k, v) for k, op in enumerate(ops) for v in op.results if counts(v)]
     spans = [(k, max([place.get(use.operation, -1) for use in v.uses], default=-1)) for k, v in values]
     kept = [sum(made <= place[store] < last for made, last in spans) for store in stores]
-    return max(len(sums), *kept, len(sums) + RANDOM_REGISTERS if draws else 0)
+    return max(len(sums), *kept, len(sums) + OTHER.random if draws else 0)
 
 
 def fits_registers(elements: int, warps: int, held: int, gpu: Gpu) -> bool:
     """Whether the threads of a program have registers for `held` numbers of each of its elements."""
-    return elements * held // (warps * gpu.lanes) + OTHER_REGISTERS <= gpu.thread_registers
+    return elements * held // (warps * gpu.lanes) + OTHER.product <= gpu.thread_registers

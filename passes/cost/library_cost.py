@@ -20,7 +20,7 @@ from ...dialects.nd.call_args import Arg
 from ...dialects.nd.types import LOW_PRECISION, element_bytes
 from ..analysis.op_costs import op_cost
 from .batch_cost import batch_cost
-from .cost_model import SERVER, UNHIDDEN_SHARE, Cost, Work, nest_cost
+from .cost_model import SERVER, Cost, Work, nest_cost
 from .machine.cpu import Cpu
 from .machine.prices import prices
 
@@ -52,7 +52,7 @@ def price(
     level = machine.home(read + written)
     compute = flops / gflops + units * machine.unit_ns
     memory = (read * passes + written) / level.gbs
-    busy = max(compute, memory) + UNHIDDEN_SHARE * min(compute, memory)
+    busy = machine.busy(compute, memory)
     bound = "launch" if start_ns > busy else "compute" if compute >= memory else "memory"
     threads = machine.threads if busy > 2 * machine.region_ns else 1
     by_level = {one.name: read * passes + written if one is level else 0.0 for one in machine.levels[1:]}

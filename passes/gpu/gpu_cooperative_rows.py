@@ -37,6 +37,7 @@ from ..analysis.schedule_attrs import GPU, narrowed, schedule_table, write_bound
 from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
 from ..cost.machine.gpu import VECTOR_HALVES
+from ..cost.machine.registers import OTHER
 from ..loop.transform.loop_rewrite import add_out
 from ..loop.transform.nest_transform import label_of
 from ..manager.pass_manager import Pass
@@ -59,14 +60,8 @@ MAX_PART_ELEMENTS = 16384
 """The same where more programs would be too many to wait for each other."""
 MAX_THREAD_ELEMENTS = 112
 """Of these a thread's at most: few warps have little to wait for."""
-OTHER_REGISTERS = 16
-"""Registers of a thread beside them; half as many again for each tensor that is read along the rows once."""
 HALVES_BLOCK_ELEMENTS = 2048
 """Elements of a block of a row that is kept in 16 bits: a block at a time is widened, and its numbers are gone before the next one's."""
-HALVES_OTHER_REGISTERS, HALVES_TENSOR_REGISTERS, MOMENTS_REGISTERS = 20, 12, 8
-"""Registers of a thread beside what it keeps of such rows, and more for each tensor but one that is read and one that is stored along them,
-and where mean and variance are found.
-From measurements (docs/lab/gpu-tiles-h200.md) and what ptxas spills (docs/lab/constants.md)."""
 MAX_RUN_CHUNKS = 32
 """Blocks that a program keeps of its runs at most: each is code of its own, and what Triton makes of 224 takes a minute."""
 CLEARS = "clears"
@@ -284,9 +279,9 @@ def _registers(tile: Tile, inside: Sequence[Node], kept: int, moments: bool, gpu
     held = tile.reduction_block * tile.chunks * kept // threads
     if tile.halves:
         stored = {a.buffer for n in inside for a in n.accesses if a.is_store}
-        each = held // 2 + HALVES_OTHER_REGISTERS + MOMENTS_REGISTERS * moments + HALVES_TENSOR_REGISTERS * (len(streams) + len(stored) - 2)
+        each = held // 2 + OTHER.halves + OTHER.moments * moments + OTHER.halves_tensor * (len(streams) + len(stored) - 2)
     else:
-        each = held + OTHER_REGISTERS + OTHER_REGISTERS // 2 * max(0, len(streams) - kept)
+        each = held + OTHER.rows + OTHER.rows // 2 * max(0, len(streams) - kept)
     programs = max(1, gpu.registers // (threads * each))
     return min(255, gpu.registers // (threads * programs) // 8 * 8)
 

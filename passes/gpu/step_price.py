@@ -23,7 +23,7 @@ from ...dialects.support.float8 import FLOAT8
 from ..analysis.nest_access import Loop, NestAccess, Node
 from ..cost.batch_cost import body_nests, entry_hints
 from ..cost.block_price import Block, Sums, block_ns
-from ..cost.contraction_price import RATE_NAMES, UNHIDDEN_MEMORY_SHARE, Contraction, Weighing, price, weighed_wave_ns
+from ..cost.contraction_price import RATE_NAMES, Contraction, Weighing, price, weighed_wave_ns
 from ..cost.cost_model import Bound, Cost, Work, body_work
 from ..cost.footprint import of_nest
 from ..cost.library_cost import extern_cost, is_attention, product_sizes
@@ -162,7 +162,7 @@ def _cost(work: Work, compute_ns: float, cached: float, programs_rate: float, gp
     rates = gpu.rates
     touched = work.read + work.written
     memory_ns = max(touched / min(rates.memory_gbs, programs_rate), cached / min(rates.cache_gbs, programs_rate))
-    busy = max(compute_ns, memory_ns) + UNHIDDEN_MEMORY_SHARE * min(compute_ns, memory_ns)
+    busy = gpu.busy(compute_ns, memory_ns)
     start = rates.start_us * 1e3
     bound: Bound = "launch" if start > busy else "compute" if compute_ns >= memory_ns else "memory"
     return Cost(work, {"memory": touched}, compute_ns * 1e-9, memory_ns * 1e-9, (busy + start) * 1e-9, bound)

@@ -22,7 +22,8 @@ class Cpu(Roofs):
 
     `gflops`: f32 multiply-adds of one thread, counted as two; `half_gflops` the same for products of bf16. `unit_ns`: an operation on
     512 bits whose data is in registers or the first cache (the unit of op_costs). `levels`: nearest first, the last one is main memory
-    (without a size). `launch_ns`: calling one kernel from the host program; `call_ns`: one call of a library operator; `entry_ns`: one call
+    (without a size). `launch_ns`: calling one kernel from the host program; `start_ns`: the same, with what
+    a kernel does before its first iteration; `call_ns`: one call of a library operator; `entry_ns`: one call
     of a compiled graph. `region_ns`: starting and joining threads once. `resident_programs`:
     nothing has to run in parallel for a thread to be busy. `line_bytes`: of a line of the caches; `cache_ways`: lines that the first one
     keeps for addresses a multiple of its size / `cache_ways` apart; `register_bytes`: of the widest vector register.
@@ -30,12 +31,14 @@ class Cpu(Roofs):
 
     kind: ClassVar = "cpu"
     resident_programs: ClassVar = 0
+    unhidden_share: ClassVar = 0.25
 
     gflops: float
     levels: tuple[Level, ...]
     half_gflops: float = 0.0
     unit_ns: float = 0.3
     launch_ns: float = 15.0
+    start_ns: float = 100.0
     call_ns: float = 1500.0
     entry_ns: float = 1000.0
     region_ns: float = 2000.0

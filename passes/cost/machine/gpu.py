@@ -25,6 +25,7 @@ class Gpu(Roofs):
     """What the choice of tiles needs to know of a GPU."""
 
     kind: ClassVar = "gpu"
+    unhidden_share: ClassVar = 0.1
 
     name: str
     multiprocessors: int

@@ -20,6 +20,12 @@ class Roofs:
 
     gflops: float
     levels: tuple[Level, ...]
+    unhidden_share: float
+    """Part of the time of what is not the bottleneck that adds to the other's all the same."""
+
+    def busy(self, compute: float, memory: float) -> float:
+        """The time that arithmetic and memory take together, in the unit of both."""
+        return max(compute, memory) + self.unhidden_share * min(compute, memory)
 
     def home(self, touched: float) -> Level:
         """The nearest level that holds so many bytes."""

@@ -26,7 +26,7 @@ from ....dialects.loop.ops import kinds_attr
 from ...analysis.nest_access import NestAccess
 from ...analysis.reduction_kinds import Cursor
 from ...analysis.symbols import symbol_facts
-from ...cost.contraction_price import UNHIDDEN_MEMORY_SHARE, stream_ns
+from ...cost.contraction_price import stream_ns
 from ...cost.footprint import of_nest
 from ...cost.machine import Gpu, machine_of
 from ...loop.transform.loop_rewrite import Place, clone_into
@@ -280,7 +280,7 @@ class _Reader:
         ops = float(self.added * programs * few * sizes(product(made.loop_sizes)))
         vectors = ops / (gpu.rates.tflops["f32"] * 1e3 / 2 * min(1.0, programs / gpu.multiprocessors))
         memory = of_nest(self.nest, sizes.hints).touched()[0] / gpu.rates.memory_gbs
-        return max(0.0, vectors - memory) + UNHIDDEN_MEMORY_SHARE * min(vectors, memory)
+        return gpu.busy(vectors, memory) - memory
 
     def _few(self, info: NestAccess, tile: Tile, sizes: Sizes) -> int:
         """Rows that a program has."""

@@ -23,6 +23,7 @@ from ...analysis.accesses.disjoint import separate_in_row
 from ...analysis.dependences import memory_of
 from ...analysis.nest_access import Access, Loop, NestAccess, Node
 from ...cost.machine.gpu import MACHINES, Gpu
+from ...cost.machine.registers import OTHER
 from .gathers import index_loops
 from .product_tiles import product_tile
 from .tile import (
@@ -95,8 +96,6 @@ MIN_ALL_WARPS_ELEMENTS, MAX_ALL_WARPS_ELEMENTS = 24576, 32768
 there is too little under way, and for more elements the registers of a thread of 32 do not last."""
 MAX_ROWS_THREAD_ELEMENTS = 144
 """The same where a program goes through rows and sums up columns: two programs then fit a multiprocessor."""
-ROWS_OTHER_REGISTERS = 48
-"""Registers of a thread of such a program beside what it keeps."""
 MAX_AHEAD_BYTES = 100 << 10
 """Bytes that such a program may have under way: twice that is on chip."""
 MAX_UNROLLED_TRIPS = 32
@@ -277,7 +276,7 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
         needed = held + block * chunks * _read_once(inside)
         warps = min(16, power_of_two(-(-needed // (32 * MAX_ROWS_THREAD_ELEMENTS))))
         registers = 65536 // (64 * warps)
-        registers = registers if needed // (32 * warps) + ROWS_OTHER_REGISTERS <= registers < 255 else 0
+        registers = registers if needed // (32 * warps) + OTHER.column_sums <= registers < 255 else 0
         if block == CHUNK_ELEMENTS:
             block, chunks = CHUNK_ELEMENTS // 2, chunks * 2
         axes = [(list(loops), rows)] if loops else []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...cost.cost_model import UNHIDDEN_SHARE
 from ...cost.machine.cpu import SERVER
 from ...cost.nest_cost import VECTOR_LANES
 
@@ -17,9 +16,6 @@ MIN_PARALLEL_TRIPS = 8
 
 MIN_PARALLEL_ELEMENTS = 16384
 """Elements below which parallelism does not matter."""
-
-KERNEL_START_NS = 100.0
-"""A launch, with what a kernel does before its first iteration."""
 
 CACHE_BYTES_PER_NS = SERVER.levels[-2].gbs
 """Bytes a nanosecond from the last cache."""
@@ -44,8 +40,7 @@ class GroupWork:
 
 def group_ns(group: GroupWork) -> float:
     """Nanoseconds that one nest takes. Where fewer than MIN_PARALLEL_TRIPS iterations can run in parallel, those take the longer."""
-    fast, slow = sorted((group.bytes / CACHE_BYTES_PER_NS, group.units / VECTOR_LANES * SERVER.unit_ns))
-    busy = slow + UNHIDDEN_SHARE * fast
+    busy = SERVER.busy(group.units / VECTOR_LANES * SERVER.unit_ns, group.bytes / CACHE_BYTES_PER_NS)
     if group.iterations is not None and group.iterations < MIN_PARALLEL_TRIPS and group.work > MIN_PARALLEL_ELEMENTS:
         busy *= MIN_PARALLEL_TRIPS / max(group.iterations, 1)
-    return busy + KERNEL_START_NS
+    return busy + SERVER.start_ns

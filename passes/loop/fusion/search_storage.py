@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from xdsl.ir import Operation, SSAValue
 
 from ...analysis.nest_info import NestInfo
-from ...cost.cost_model import UNHIDDEN_SHARE
+from ...cost.machine.cpu import SERVER
 from .price import CACHE_BYTES_PER_NS
 from .types import Group, Move
 
@@ -66,7 +66,7 @@ class StoreOrRecompute:
         plan, k = self.plan, self.plan.position[info.op]
         before = sum(map(self.search.cost, homes))
         # what is written is certain, that it hides behind arithmetic is not
-        exposed = plan.bytes(tensor) / CACHE_BYTES_PER_NS * (1 - UNHIDDEN_SHARE)
+        exposed = plan.bytes(tensor) / CACHE_BYTES_PER_NS * (1 - SERVER.unhidden_share)
         self._toggle(info, tensor)
         apart = [g.places for g in homes]
         for n in range(len(homes)):

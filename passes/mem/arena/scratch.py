@@ -24,19 +24,26 @@ from ....dialects.nd.base import prop
 from ....dialects.nd.call_args import Arg
 from ....dialects.nd.types import LOW_PRECISION, LayoutAttr, TensorType, element_bytes
 from ...cost.library_cost import shape, size
-
-BLOCK_CHANNELS = 16
-"""Channels that lie together."""
-MAX_IMAGE_CHANNELS = 3
-"""Up to so many channels of the input are read as they are where the weight's gradient is computed."""
-MAX_GENERATED_PLACES = 14
-"""Up to so many places in a row of the kernel oneDNN has generated code for those."""
-MAX_DIRECT_IMAGE_ELEMENTS = 20480
-"""Elements of a single image up to which torch does not call oneDNN, where all channels are one group."""
-MIN_ONEDNN_IMAGES = 16
-"""From so many images on, torch calls oneDNN for kernels of one place too; below, each image is a product."""
+from ...cost.machine.prices import prices
 
 Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How oneDNN, and torch around it, go about convolutions. `channels`: that lie together; `image_channels`: of the input up to which
+    they are read as they are where the weight's gradient is computed; `generated_places`: of a row of the kernel up to which there is
+    generated code for those; `direct_image_elements`: of a single image up to which torch does not call oneDNN, where all channels are one
+    group; `images`: from which on torch calls it for kernels of one place too; below, each image is a product."""
+
+    channels: int
+    image_channels: int
+    generated_places: int
+    direct_image_elements: int
+    images: int
+
+
+ONEDNN = prices("onednn_blocks", Blocks)
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,7 @@ class _Convolution:
             return self._columns + self.bytes(self.y)
         if self.last:
             return self._turned + self._blocked_weight(ins=False) + self.bytes(self.y)
-        few = self.weight[1] < BLOCK_CHANNELS and self.groups == 1  # read as they are
+        few = self.weight[1] < ONEDNN.channels and self.groups == 1  # read as they are
         operands = self._blocked_weight(ins=False) if few else self._blocked_weight() + self._blocked(self.x)
         return self._blocked(self.y) + max(operands, self.bytes(self.y))
 
@@ -86,9 +93,9 @@ class _Convolution:
         if self._by_columns:
             return self._columns + out
         large = max(self.weight[2:]) > 3
-        few = self.weight[1] <= MAX_IMAGE_CHANNELS and self.groups == 1
+        few = self.weight[1] <= ONEDNN.image_channels and self.groups == 1
         depthwise = self.groups > 1 and self.weight[:2] == (self.groups, 1)
-        if few and max(self.weight[2:]) > MAX_GENERATED_PLACES:
+        if few and max(self.weight[2:]) > ONEDNN.generated_places:
             return self._turned + 5 * out + self._columns // max(self.y[0], 1)  # the patches of one image, and the gradient in parts
         if self.last:
             each = self.groups > 1 and not (depthwise and not large)
@@ -138,8 +145,9 @@ class _Convolution:
         """Whether torch computes it without oneDNN."""
         if self.dtype in LOW_PRECISION:
             return False
-        small = self.groups == 1 and self.x[0] == 1 and prod(self.x) <= MAX_DIRECT_IMAGE_ELEMENTS and min((1, *self.weight[2:])[-2:]) <= 3
-        return self.dtype == f64 or small or (self._one_place and self.x[0] < MIN_ONEDNN_IMAGES)
+        one = self.groups == 1 and self.x[0] == 1 and prod(self.x) <= ONEDNN.direct_image_elements
+        small = one and min((1, *self.weight[2:])[-2:]) <= 3
+        return self.dtype == f64 or small or (self._one_place and self.x[0] < ONEDNN.images)
 
     @property
     def _columns(self) -> int:
@@ -228,4 +236,4 @@ def _channels_last(op: mem.ExternOp | nd.ExternOp, value: SSAValue, hints: Mappi
 
 def _whole(channels: int) -> int:
     """Channels in whole blocks."""
-    return -(-channels // BLOCK_CHANNELS) * BLOCK_CHANNELS
+    return -(-channels // ONEDNN.channels) * ONEDNN.channels

@@ -47,13 +47,6 @@ from .convolution_nests import padded
 from .convolution_patches import as_patches, cast, is_product
 from .transposed_convolutions import has_plain_form, plain_form
 
-MAX_INPUT_CHANNELS, MAX_OUTPUT_CHANNELS = 4, 8
-"""Channels of input and output up to which a nest is faster."""
-MAX_SUM_TERMS, MAX_DEPTHWISE_TERMS = 32, 64
-"""Terms of one sum up to which it is: with several channels, and where each output channel has one input channel and there are few."""
-MAX_ROW_STEP = 2
-"""Step of the windows along the rows of the image: with larger ones the lanes jump."""
-
 MAX_LIBRARY_TIME_SHARE = 0.8
 """What the nest may take of the library's time: half of what the prices err."""
 
@@ -78,6 +71,21 @@ class Depthwise:
 
 
 DEPTHWISE = prices("onednn_depthwise", Depthwise)
+
+
+@dataclass(frozen=True)
+class SmallConvolutions:
+    """Up to where a nest is faster than the library: channels of input and output; terms of one sum, with several channels, and where each
+    output channel has one input channel and there are few; the step of the windows along the rows of the image, beyond which lanes jump."""
+
+    input_channels: int
+    output_channels: int
+    sum_terms: int
+    depthwise_terms: int
+    row_step: int
+
+
+SMALL = prices("cpu_small_convolutions", SmallConvolutions)
 
 
 @dataclass(frozen=True)
@@ -188,7 +196,7 @@ def is_depthwise(op: nd.ConvOp) -> bool:
 def _has_form(op: nd.ConvOp) -> bool:
     """Whether a convolution may become a nest: of floats, not transposed, its result row-major."""
     result = tensor_type(op.result)
-    if op.transposed is not None or result.element_type not in FLOATS or op.stride.data[-1] > MAX_ROW_STEP:
+    if op.transposed is not None or result.element_type not in FLOATS or op.stride.data[-1] > SMALL.row_step:
         return False
     return op.layout is None or is_row_major(result.dims, op.layout.stride_exprs)
 
@@ -204,8 +212,8 @@ def few_channels(op: nd.ConvOp) -> bool:
         return False
     out, each, *window = (int(n) for n in numbers if n is not None)
     terms = each * prod(window)
-    most = MAX_DEPTHWISE_TERMS if each == 1 and out <= MAX_INPUT_CHANNELS else MAX_SUM_TERMS
-    return 0 < channels <= MAX_INPUT_CHANNELS and 0 < out <= MAX_OUTPUT_CHANNELS and 0 < terms <= most
+    most = SMALL.depthwise_terms if each == 1 and out <= SMALL.input_channels else SMALL.sum_terms
+    return 0 < channels <= SMALL.input_channels and 0 < out <= SMALL.output_channels and 0 < terms <= most
 
 
 def as_windows(rw: Rewriter, op: nd.ConvOp, contract: bool = False) -> SSAValue:

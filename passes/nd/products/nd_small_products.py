@@ -24,18 +24,24 @@ from ....dialects.nd.pointwise import CONTRACT, OPS, CastOp, CmpOp, FmaOp, Point
 from ....dialects.nd.types import FLOATS, TensorType, compute_type, element_bytes, tensor_type
 from ...analysis.symbols import symbol_hints
 from ...cost.library_cost import size
+from ...cost.machine.prices import prices
 from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
 
-MAX_SIDE_ELEMENTS = 32
-"""Terms of a sum, and columns, up to which a nest may be faster."""
-MAX_RIGHT_ELEMENTS = {4: 512}
-MAX_OTHER_RIGHT_ELEMENTS = 256
-"""Elements of a right matrix up to which it is, by the bytes of one (docs/lab/constants.md)."""
-MAX_SCATTERED_ELEMENTS = 128
-"""Elements of a right matrix whose columns lie apart, up to which that is so."""
-MAX_VECTOR_ELEMENTS = 4096
-"""Elements of a left matrix up to which it is, where the right ones are vectors."""
+
+@dataclass(frozen=True)
+class SmallProducts:
+    """Up to where a nest is faster than the library. `side_elements`: terms of a sum, and columns; `right_elements`: of a right matrix, by
+    the bytes of one; `scattered_elements`: of one whose columns lie apart; `vector_elements`: of a left matrix, where the right ones are
+    vectors."""
+
+    side_elements: int
+    right_elements: dict[str, int]
+    scattered_elements: int
+    vector_elements: int
+
+
+SMALL = prices("cpu_small_products", SmallProducts)
 MIN_COMPUTED_ELEMENTS = 1024
 """Elements of a matrix from which on storing it for its product is worth a thought."""
 _CHEAP = ("add", "sub", "mul", "neg", "abs", "relu", "maximum", "minimum")
@@ -118,7 +124,7 @@ def rounded_operand(rw: Rewriter, x: SSAValue) -> SSAValue:
     return rw.new(CastOp.new((rw.new(CastOp.new((x,), wide)),), t))
 
 
-def worthwhile(op: nd.MatmulOp, hints: Mapping[str, int], deepest: int = MAX_SIDE_ELEMENTS, widest: int = MAX_SIDE_ELEMENTS) -> bool:
+def worthwhile(op: nd.MatmulOp, hints: Mapping[str, int], deepest: int = SMALL.side_elements, widest: int = SMALL.side_elements) -> bool:
     """Whether a product is so small, and there are so many of it, that a nest is faster; sizes that are symbols count with their hints."""
     t = tensor_type(op.result)
     *batch, rows, columns = t.dims
@@ -135,13 +141,14 @@ def worthwhile(op: nd.MatmulOp, hints: Mapping[str, int], deepest: int = MAX_SID
     if count * -(-size(rows, hints) // TILE_ROWS) < MIN_REGISTER_TILES:
         return False
     if columns is ONE and count > 1:
-        return size(rows, hints) * size(depth, hints) <= MAX_VECTOR_ELEMENTS
+        return size(rows, hints) * size(depth, hints) <= SMALL.vector_elements
     if depth.value is None or columns.value is None:
         return False
-    elements, most = depth.value * columns.value, MAX_RIGHT_ELEMENTS.get(element_bytes(t.element_type), MAX_OTHER_RIGHT_ELEMENTS)
+    elements = depth.value * columns.value
+    most = SMALL.right_elements.get(str(element_bytes(t.element_type)), SMALL.right_elements["other"])
     if rows is ONE:
         deepest, most = 2 * deepest, 2 * most
-    return 0 < depth.value <= deepest and columns.value <= widest and elements <= (MAX_SCATTERED_ELEMENTS if _scattered(op.rhs) else most)
+    return 0 < depth.value <= deepest and columns.value <= widest and elements <= (SMALL.scattered_elements if _scattered(op.rhs) else most)
 
 
 def _is_cheap(x: SSAValue, ops: int = MAX_OPERAND_OPS) -> bool:
@@ -198,10 +205,10 @@ class NdSmallProducts(Pass):
 
     name = "nd-small-products"
 
-    deepest: int = MAX_SIDE_ELEMENTS
+    deepest: int = SMALL.side_elements
     """Terms of a sum up to which a product is small."""
 
-    widest: int = MAX_SIDE_ELEMENTS
+    widest: int = SMALL.side_elements
     """Columns up to which a product is small."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:

@@ -6,8 +6,9 @@ import pytest
 from xdsl.dialects import test
 from xdsl.dialects.builtin import f32
 
-from stepwell.passes.cost.held_numbers import RANDOM_REGISTERS, fits_registers, held_numbers
+from stepwell.passes.cost.held_numbers import fits_registers, held_numbers
 from stepwell.passes.cost.machine.gpu import machine
+from stepwell.passes.cost.machine.registers import OTHER
 
 
 def held(*lines: tuple[str, str], sums: str = "s", draws: bool = False) -> int:
@@ -41,7 +42,7 @@ def test_all_sums_are_there_at_once():
 
 
 def test_random_numbers_are_made_for_all_elements_at_once():
-    assert held(("a", "s"), ("", "a"), draws=True) == 1 + RANDOM_REGISTERS
+    assert held(("a", "s"), ("", "a"), draws=True) == 1 + OTHER.random
 
 
 def test_registers():
