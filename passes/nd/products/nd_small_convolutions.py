@@ -21,7 +21,7 @@ were added up in another order stand out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -88,6 +88,15 @@ class SmallConvolutions:
 SMALL = prices("cpu_small_convolutions", SmallConvolutions)
 
 
+def _rule(chosen: set[nd.ConvOp], everything: bool) -> Callable[[Rewriter, Operation], SSAValue | None]:
+    def small_convolution(rw: Rewriter, conv: Operation) -> SSAValue | None:
+        if not isinstance(conv, nd.ConvOp) or conv not in chosen:
+            return None
+        return without_library(rw, conv) if everything else as_windows(rw, conv)
+
+    return small_convolution
+
+
 @dataclass(frozen=True)
 class NdSmallConvolutions(Pass):
     """Makes nests of convolutions of few channels, and of depthwise ones where that costs less."""
@@ -111,12 +120,7 @@ class NdSmallConvolutions(Pass):
                     beside = any(other is not one and tensor_type(other.result).rank == 4 for other in library)
                     chosen |= {one} if self._pays(one, hints, beside) else set()
 
-            def small_convolution(rw: Rewriter, conv: Operation, chosen: set[nd.ConvOp] = chosen) -> SSAValue | None:
-                if not isinstance(conv, nd.ConvOp) or conv not in chosen:
-                    return None
-                return without_library(rw, conv) if everything else as_windows(rw, conv)
-
-            rewriter = Rewriter(func, {nd.ConvOp: [small_convolution]}, symbols)
+            rewriter = Rewriter(func, {nd.ConvOp: [_rule(chosen, everything)]}, symbols)
             rewriter.run()
             self.statistic("num-convolutions", rewriter.changed.get("small_convolution", 0))
 
