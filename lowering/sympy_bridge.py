@@ -308,11 +308,12 @@ def ranges_of(shape_env: ShapeEnv, syms: Iterable[Expr | sympy.Symbol] | None = 
     result: dict[Expr, Range] = {}
     for symbol, bounds in shape_env.var_to_range.items():
         if (names is None or symbol.name in names) and bounds.is_int:
-            result[from_sympy(symbol)] = Range(_bound(bounds.lower), _bound(bounds.upper))
+            result[from_sympy(symbol)] = Range(bound_of(bounds.lower), bound_of(bounds.upper))
     return result
 
 
-def _bound(value: sympy.Basic) -> int | None:
+def bound_of(value: sympy.Basic) -> int | None:
+    """An end of a range of integers; None for infinity."""
     if value in (int_oo, -int_oo, sympy.oo, -sympy.oo):
         return None
     return int(value)  # pyright: ignore[reportArgumentType]

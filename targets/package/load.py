@@ -25,7 +25,7 @@ from .process import (
     mapped,
     why_not_native,
 )
-from .programs import ProgramRecord, description_of
+from .programs import ProgramRecord, description_of, object_of
 from .signature import EntryPoint, Signature, Target
 from .weights import WeightStore
 
@@ -161,13 +161,13 @@ def _entry(file: PackageFile, signature: Signature, point: EntryPoint, target: T
 
 def _native(file: PackageFile, record: ProgramRecord, name: str, target: Target, store: WeightStore) -> Callable[[list[Any]], list[Any]]:
     image = mapped(file, name, target.name, entry_resolver(file, functions_image(file, target.name)))
-    constants = [store.tensor(one) for one in record.constants]
-    return native_callable(description_of(record, []), image, constants, (), host_runtime(file))
+    constants, objects = [store.tensor(one) for one in record.constants], [object_of(one) for one in record.objects]
+    return native_callable(description_of(record, []), image, constants, objects, host_runtime(file))
 
 
 def _through_python(
     file: PackageFile, record: ProgramRecord, name: str, target: Target, store: WeightStore
 ) -> Callable[[list[Any]], list[Any]]:
     image = mapped(file, name, target.name, kernel_resolver(functions_image(file, target.name)))
-    constants = [store.tensor(one) for one in record.constants]
-    return python_callable(description_of(record, []), image, constants, ())
+    constants, objects = [store.tensor(one) for one in record.constants], [object_of(one) for one in record.objects]
+    return python_callable(description_of(record, []), image, constants, objects)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...dialects.support.call_template import Arg, Call, Enum, Obj, is_size
-from ..host.description import Check, Item, Launcher, LibraryCall, ProgramDescription
+from ..host.description import Check, Item, Launcher, LibraryCall, ProgramDescription, resolve_operator
 from .errors import PackageError
 
 if TYPE_CHECKING:
@@ -31,6 +31,14 @@ class CallRecord:
     args: Any
     kwargs: tuple[tuple[str, Any], ...]
     operands: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class ObjectRecord:
+    """A Python object that a program calls: an operator of torch, or a function of OBJECTS."""
+
+    kind: Literal["operator", "function"]
+    name: str
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,24 @@ class ProgramRecord:
     constants: tuple[str, ...] = ()
     updates: tuple[str, ...] = ()
     """Weights that a call changes."""
+    objects: tuple[ObjectRecord, ...] = ()
+
+
+OBJECTS: dict[str, Any] = {"bool": bool, "float": float, "int": int}
+"""Functions of Python that programs call, by name."""
+
+
+def object_of(record: ObjectRecord) -> Any:
+    """What a program calls. PackageError where there is none of that name."""
+    found = OBJECTS.get(record.name) if record.kind == "function" else None
+    if record.kind == "operator":
+        try:
+            found = resolve_operator(record.name)
+        except (AttributeError, RuntimeError):
+            found = None
+    if found is None:
+        raise PackageError(f"a program calls {record.kind} '{record.name}', which this process lacks")
+    return found
 
 
 def record_of(

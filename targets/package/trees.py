@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ class Tree:
             return [(part, f"{place}.{k}") for k, part in enumerate(_registered_parts(self, value, place))]
         wanted = {"tuple": tuple, "list": list}.get(self.kind)
         if wanted is None:
-            fits = isinstance(value, tuple) and _type_name(type(value)) == self.type
+            fits = isinstance(value, tuple) and list(getattr(value, "_fields", ())) == [decode_leaf(key) for key in self.keys]
         else:
             fits = type(value) is wanted
         if not fits or len(value) != len(self.items):
@@ -89,7 +90,7 @@ class Tree:
 
     def check(self) -> None:
         """PackageError where it is no tree that `unflatten` can build."""
-        if self.kind in ("dict", "ordered") and len(self.keys) != len(self.items):
+        if self.kind in ("dict", "ordered", "named") and len(self.keys) != len(self.items):
             raise PackageError("a dictionary of the signature has not as many keys as items")
         if self.kind in ("named", "registered"):
             _registered(self)
@@ -106,16 +107,14 @@ def _shown(value: Any) -> str:
     return f"a {type(value).__name__}{size}"
 
 
-def _type_name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
 def _registered(tree: Tree) -> Any:
     """The type of that name among those that torch's pytrees know: a package imports nothing."""
+    if tree.kind == "named":
+        return _named_tuple(tree)
     from torch.utils import _pytree
 
     found = _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(tree.type)
-    if found is None and tree.kind == "registered":
+    if found is None:
         raise PackageError(f"the signature has a {tree.type}; import the module that registers it with torch's pytrees first")
     return found
 
@@ -141,14 +140,22 @@ def _spec_of(kind: type, context: Any, count: int) -> Any:
 def _rebuild(tree: Tree, parts: list[Any]) -> Any:
     kind = _registered(tree)
     if tree.kind == "named":
-        return kind(*parts) if kind is not None else _plain_named(tree)(*parts)
+        return kind(*parts)
     from torch.utils import _pytree
 
     return _pytree.SUPPORTED_NODES[kind].unflatten_fn(parts, _pytree.treespec_loads(tree.context).context)
 
 
-def _plain_named(tree: Tree) -> Any:
-    """A named tuple in place of one whose class this process does not know."""
+def _named_tuple(tree: Tree) -> Any:
+    """The class of a named tuple where its module is loaded, else one like it: a package imports nothing."""
     from collections import namedtuple
 
-    return namedtuple(tree.type.rpartition(".")[2], [str(decode_leaf(key)) for key in tree.keys])
+    names = [str(decode_leaf(key)) for key in tree.keys]
+    module, _, name = tree.type.rpartition(".")
+    found = getattr(sys.modules.get(module), name, None)
+    if isinstance(found, type) and issubclass(found, tuple) and list(getattr(found, "_fields", ())) == names:
+        return found
+    try:
+        return namedtuple(name, names)
+    except ValueError as error:
+        raise PackageError(f"the signature has a named tuple that cannot be made: {error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ...lowering.fx_to_nd.core.metadata import shape_env
 from ...targets.cpu import features as cpu
 from ...targets.cpu.cache import shared_object
 from ...targets.cpu.jit import compile_text, object_symbols
@@ -35,6 +37,26 @@ BASELINE = "generic-sse"
 """What every x86-64 has: the instruction set of the runtime, which has no vectors."""
 
 
+@contextmanager
+def _no_new_guards(gm: GraphModule, name: str) -> Iterator[None]:
+    """What is compiled inside of the block holds for all sizes of the ranges. PackageError names what it would assume of them."""
+    env = shape_env(gm)
+    if env is None:
+        yield
+        return
+    frozen, env.frozen, before = env.frozen, False, len(env.guards)
+    try:
+        yield
+    finally:
+        env.frozen = frozen
+    added = [str(guard.expr) for guard in env.guards[before:]]
+    if added:
+        raise PackageError(
+            f"entry point '{name}': the program would hold for some sizes of the ranges alone, where {' and '.join(added)}; "
+            "give the dimension a narrower range, or a fixed size"
+        )
+
+
 class CodeSections:
     """Compiles programs and collects the images of a package."""
 
@@ -57,9 +79,7 @@ class CodeSections:
 
     def compile(self, gm: GraphModule, options: Options, name: str) -> CompiledGraph:
         """A graph for the target of the moment; the graph stays as it is."""
-        import copy
-
-        with torch.no_grad():
+        with torch.no_grad(), _no_new_guards(gm, name):
             return lower_graph(copy.deepcopy(gm), (), options, kind="inference")
 
     def add_program(self, name: str, compiled: CompiledGraph) -> None:

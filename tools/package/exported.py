@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from ...dialects.expr import Expr, to_python
 from ...lowering.fx.decompositions import decomposition_table
 from ...lowering.fx.rewrites import rewrites_at
-from ...lowering.sympy_bridge import from_sympy, symint_expr
+from ...lowering.sympy_bridge import bound_of, from_sympy, symint_expr
 from ...targets.package.errors import PackageError
 from ...targets.package.programs import encode_leaf
 from ...targets.package.signature import EntryPoint, Leaf, SizeRange
@@ -114,8 +114,11 @@ def _move_updates(
     with gm.graph.inserting_before(output):
         for value, spec in zip(values, specs.output_specs, strict=True):
             if spec.kind is OutputKind.USER_OUTPUT:
+                size = _size_of_arguments(value, placeholders)
                 if isinstance(spec.arg, ConstantArgument):
                     results.append(Leaf("", "constant", value=encode_leaf(spec.arg.value)))
+                elif size is not None:
+                    results.append(Leaf("", "number", "int", value=size))
                 else:
                     results.append(len(kept))
                     kept.append(value)
@@ -133,8 +136,22 @@ def _move_updates(
             else:
                 raise PackageError(f"entry point '{name}': a package has no results of the kind {spec.kind.name.lower()}")
     output.args = (tuple(kept),)
+    gm.graph.eliminate_dead_code()
     gm.recompile()
     return results, tuple(weights), tuple(leaves)
+
+
+def _size_of_arguments(value: Any, placeholders: Sequence[Node]) -> int | str | None:
+    """A result that is a size of the arguments, as text: the loader computes it. None for others."""
+    from ...dialects.expr import free_syms
+
+    found = value.meta.get("val") if isinstance(value, Node) else None
+    if not isinstance(found, torch.SymInt):
+        return None
+    dims = [d for n in placeholders if isinstance(v := n.meta["val"], torch.Tensor) for d in v.shape if isinstance(d, torch.SymInt)]
+    known = {str(d.node.expr) for d in dims}
+    expr = symint_expr(found)
+    return _size(found) if all(s.name in known for s in free_syms(expr)) else None
 
 
 # -- the signature
@@ -256,6 +273,4 @@ def _symbols(program: Any, leaves: Sequence[Leaf]) -> tuple[SizeRange, ...]:
 
 
 def _bounds(one: Any) -> tuple[int, int | None]:
-    low = int(one.lower) if one.lower.is_finite else 0
-    high = int(one.upper) if one.upper.is_finite else None
-    return max(0, low), high
+    return max(0, bound_of(one.lower) or 0), bound_of(one.upper)
