@@ -21,6 +21,7 @@ COMMANDS = {
     "check": Command("check.main:main", "which operation of a compiled function is wrong, and the pass behind it"),
     "reduce": Command("reduce.main:main", "the smallest graph or IR file that still fails"),
     "fuzz": Command("fuzz.__main__:main", "random programs against eager and the interpreters"),
+    "export": Command("package.main:main", "a model as one file that runs without a compiler"),
     "inspect": Command("package.inspect:main", "what a package holds: signature, kernels, memory, bytes; what differs between two"),
     "cache": Command("cache.cache:main", "what is kept on disk: show, trim, clear, export, import"),
     "bench": Command("bench.main:main", "time, bytes and memory against eager and Inductor"),

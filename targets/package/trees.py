@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from .errors import CallError, PackageError
@@ -16,8 +16,11 @@ Kind = Literal["leaf", "tuple", "list", "dict", "ordered", "named", "registered"
 
 @dataclass(frozen=True)
 class Tree:
-    """A node. keys: of a dictionary, as leaves of JSON. type: of a named tuple or a type that the program registered with torch's pytrees,
-    the name that it is registered by; context: what the registration keeps of it."""
+    """A node.
+
+    keys: of a dictionary, as leaves of JSON; names of the parts of a named tuple, and of a registered type that has some. type: of a named
+    tuple or of a type that the program registered with torch's pytrees: the name that it is registered by; context: what its registration
+    keeps of it."""
 
     kind: Kind = "leaf"
     items: tuple[Tree, ...] = ()
@@ -90,7 +93,7 @@ class Tree:
 
     def check(self) -> None:
         """PackageError where it is no tree that `unflatten` can build."""
-        if self.kind in ("dict", "ordered", "named") and len(self.keys) != len(self.items):
+        if (self.keys or self.kind in ("dict", "ordered", "named")) and len(self.keys) != len(self.items):
             raise PackageError("a dictionary of the signature has not as many keys as items")
         if self.kind in ("named", "registered"):
             _registered(self)
@@ -108,12 +111,15 @@ def _shown(value: Any) -> str:
 
 
 def _registered(tree: Tree) -> Any:
-    """The type of that name among those that torch's pytrees know: a package imports nothing."""
+    """The type of that name among those that torch's pytrees know, dict in place of one with names for its parts that they do not know: a
+    package imports nothing."""
     if tree.kind == "named":
         return _named_tuple(tree)
     from torch.utils import _pytree
 
     found = _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(tree.type)
+    if found is None and tree.keys:
+        return dict
     if found is None:
         raise PackageError(f"the signature has a {tree.type}; import the module that registers it with torch's pytrees first")
     return found
@@ -123,24 +129,30 @@ def _registered_parts(tree: Tree, value: Any, place: str) -> Sequence[Any]:
     from torch.utils import _pytree
 
     kind = _registered(tree)
+    if kind is dict:
+        return [part for part, _ in replace(tree, kind="dict")._parts(value, place)]
     if type(value) is not kind:
         raise CallError(f"{place} should be a {tree.type}, and is {_shown(value)}")
     parts, context = _pytree.SUPPORTED_NODES[kind].flatten_fn(value)
-    if len(parts) != len(tree.items) or _pytree.treespec_dumps(_spec_of(kind, context, len(parts))) != tree.context:
+    if len(parts) != len(tree.items) or registered_spec(kind, context, len(parts)) != tree.context:
         raise CallError(f"{place} is a {tree.type} of another structure than the exported one")
     return parts
 
 
-def _spec_of(kind: type, context: Any, count: int) -> Any:
+def registered_spec(kind: type, context: Any, count: int) -> str:
+    """What is kept of a value of a registered type with so many parts."""
     from torch.utils import _pytree
 
-    return _pytree.TreeSpec(kind, context, [_pytree.LeafSpec() for _ in range(count)])
+    leaf = getattr(_pytree, "treespec_leaf", _pytree.LeafSpec)
+    return _pytree.treespec_dumps(_pytree.TreeSpec(kind, context, [leaf() for _ in range(count)]))
 
 
 def _rebuild(tree: Tree, parts: list[Any]) -> Any:
     kind = _registered(tree)
     if tree.kind == "named":
         return kind(*parts)
+    if kind is dict:
+        return dict(zip(map(decode_leaf, tree.keys), parts, strict=True))
     from torch.utils import _pytree
 
     return _pytree.SUPPORTED_NODES[kind].unflatten_fn(parts, _pytree.treespec_loads(tree.context).context)

@@ -134,13 +134,7 @@ def lower_graph(
         symbols = _symbol_positions(imported)
         if watch:
             watch.graph(kind, gm, imported.module)
-        target = target_of(imported.device)
-        pipeline = default_pipeline(target.name, {"passes": options.passes, "pipeline": options.pipeline})
-        if all(p.name != "to-host" for p in pipeline.passes()):
-            raise OptionError("option 'pipeline' leads to no program: it has no 'to-host' (opt-tool --dump-pass-pipeline shows the whole)")
-        if (machine := target.machine(imported.device)) is not None:
-            imported.module.attributes[MACHINE] = machine
-        target.fit(pipeline, imported.module, imported.device, measure(options))
+        pipeline = fitted_pipeline(imported.module, imported.device, options)
         if watch:
             plan_each_layer(pipeline)
         leave_out(pipeline, options)
@@ -159,6 +153,18 @@ def lower_graph(
         description, code, code_key, imported.constants, imported.objects, imported.inputs, outputs, symbols,
         counts=kept, seconds=seconds, refused=imported.refused,
     )
+
+
+def fitted_pipeline(module: ModuleOp, device: str, options: Options) -> Pipeline:
+    """The pipeline for an imported graph of `device`, which is told its machine. OptionError for one that leads to no program."""
+    target = target_of(device)
+    pipeline = default_pipeline(target.name, {"passes": options.passes, "pipeline": options.pipeline})
+    if all(p.name != "to-host" for p in pipeline.passes()):
+        raise OptionError("option 'pipeline' leads to no program: it has no 'to-host' (opt-tool --dump-pass-pipeline shows the whole)")
+    if (machine := target.machine(device)) is not None:
+        module.attributes[MACHINE] = machine
+    target.fit(pipeline, module, device, measure(options))
+    return pipeline
 
 
 def _make_kernel(*given: Any) -> tuple[int, ModuleOp]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...lowering.fx_to_nd.core.metadata import shape_env
+from ...passes.manager.instrumentation import print_ir
 from ...targets.cpu import features as cpu
 from ...targets.cpu.cache import shared_object
 from ...targets.cpu.jit import compile_text, object_symbols
@@ -20,21 +23,34 @@ from ...targets.host.selftest import compile_selftest
 from ...targets.host.symbols import handle_offset
 from ...targets.package import schema
 from ...targets.package.errors import PackageError
-from ...targets.package.format import Section
+from ...targets.package.format import PackageFile, Section
 from ...targets.package.programs import record_of
-from ..backend.compile_graph import lower_graph
+from ..backend.compile_graph import build, fitted_pipeline, lower_graph
 from ..compiled.compiled import CompiledGraph
 from ..debug.compile_log import compile_lock
 from .elf_image import exported, link_image
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
+    from xdsl.dialects.builtin import ModuleOp
 
+    from ...passes.manager.instrumentation import Remark
+    from ...passes.manager.pass_manager import Pipeline
+    from ...targets.host.description import ProgramDescription
+    from ..backend.compile_graph import Watch
+    from ..debug.folder import DebugFolder
     from ..options.options import Options
     from .levels import Level
 
 BASELINE = "generic-sse"
 """What every x86-64 has: the instruction set of the runtime, which has no vectors."""
+
+
+def _copied(gm: GraphModule) -> GraphModule:
+    """A graph that passes may change; what its nodes say of values is shared."""
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    return torch.fx.GraphModule(gm, graph)
 
 
 @contextmanager
@@ -57,10 +73,34 @@ def _no_new_guards(gm: GraphModule, name: str) -> Iterator[None]:
         )
 
 
+@dataclass(frozen=True)
+class _Levels:
+    """Watches a pipeline for its stages alone."""
+
+    keep: Callable[[str, ModuleOp], None]
+
+    def graph(self, kind: str, gm: GraphModule, module: ModuleOp) -> None:
+        """See Watch."""
+
+    def stage(self, stage: str, module: ModuleOp) -> None:
+        """See Watch."""
+        if stage:
+            self.keep(stage, module)
+
+    def record(self, kind: str, what: object) -> None:
+        """See Watch."""
+
+    def remark(self, remark: Remark) -> None:
+        """See Watch."""
+
+
 class CodeSections:
     """Compiles programs and collects the images of a package."""
 
-    def __init__(self) -> None:
+    def __init__(self, ir: bool = True) -> None:
+        self._keeps_ir = ir
+        self._ir: dict[tuple[str, str], bytes] = {}
+        """By name and target, compressed."""
         self._sections: list[tuple[Section, bytes]] = []
         self._level: Level | None = None
         self._functions: set[str] = set()
@@ -80,22 +120,50 @@ class CodeSections:
     def compile(self, gm: GraphModule, options: Options, name: str) -> CompiledGraph:
         """A graph for the target of the moment; the graph stays as it is."""
         with torch.no_grad(), _no_new_guards(gm, name):
-            return lower_graph(copy.deepcopy(gm), (), options, kind="inference")
+            return lower_graph(_copied(gm), (), options, kind="inference", make=partial(self._make, name))
 
-    def add_program(self, name: str, compiled: CompiledGraph) -> None:
-        """The image of a program."""
+    def build(self, module: ModuleOp, device: str, options: Options, name: str) -> tuple[ProgramDescription, bytes, str]:
+        """The description and the object of an imported graph for the target of the moment."""
+        return self._make(name, module, device, options, None, fitted_pipeline(module, device, options))
+
+    def _make(
+        self,
+        name: str,
+        module: ModuleOp,
+        device: str,
+        options: Options,
+        debug: DebugFolder | None,
+        pipeline: Pipeline,
+        watch: Watch | None = None,
+    ) -> tuple[ProgramDescription, bytes, str]:
+        """What compile_graph.build does, with the IR of each level kept."""
+        if not self._keeps_ir:
+            return build(module, device, options, debug, pipeline, watch)
+        self._keep_ir(f"{name}/import", "", module)
+        levels = _Levels(lambda stage, level: self._keep_ir(f"{name}/{stage}", self._here, level))
+        return build(module, device, options, debug, pipeline, levels)
+
+    @property
+    def _here(self) -> str:
         assert self._level is not None
-        undefined = object_symbols(compiled.code)[1]
+        return self._level.target.name
+
+    def _keep_ir(self, name: str, target: str, module: ModuleOp) -> None:
+        text = zlib.compress(print_ir(module, debuginfo=not target).encode(), 1)
+        self._ir.setdefault((name, target), text)
+
+    def add_object(self, name: str, code: bytes) -> None:
+        """The image of a program's object."""
+        undefined = object_symbols(code)[1]
         self._functions |= {symbol for symbol in undefined if spec_of(symbol) is not None}
-        self._add(name, self._level.target.name, [compiled.code], exported([compiled.code]))
+        self._add(name, self._here, [code], exported([code]))
 
     def _share(self) -> None:
         """The image of the products and attention of a target."""
-        assert self._level is not None
         specs = {symbol: spec_of(symbol) for symbol in sorted(self._functions)}
         objects = [shared_object(module_of(spec)) for spec in specs.values() if spec is not None]
         if objects:
-            self._add("functions", self._level.target.name, objects, frozenset(specs))
+            self._add("functions", self._here, objects, frozenset(specs))
 
     def _add(self, name: str, target: str, objects: list[bytes], exports: frozenset[str]) -> None:
         table, content = link_image(objects, exports)
@@ -118,4 +186,13 @@ class CodeSections:
         self._add("selftest", "", [code], exported([code]))
         record: Any = record_of(description, (), (), ())
         self._sections.append((Section("program", "selftest", 0, 0, ""), schema.dump(record)))
-        return self._sections
+        return [*self._sections, *((Section("ir", name, 0, 0, "", target), text) for (name, target), text in self._ir.items())]
+
+
+def read_ir(file: PackageFile, section: Section) -> str:
+    """The text of a section of IR. PackageError where it is damaged."""
+    file.check(section)
+    try:
+        return zlib.decompress(file.bytes_of(section)).decode()
+    except (zlib.error, UnicodeDecodeError) as error:
+        raise file.error(f"section {section.label} cannot be read: {error}") from None

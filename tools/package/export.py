@@ -48,6 +48,7 @@ def export(
     dynamic_shapes: Any = None,
     targets: Sequence[str] | None = None,
     options: Mapping[str, Any] | None = None,
+    ir: bool = True,
 ) -> int:
     """Compile a model ahead of time and write it as a package, which `stepwell.load` opens; gives the size of the file in bytes.
 
@@ -55,13 +56,13 @@ def export(
     ExportedProgram, or the path of a `.pt2` file; or a dictionary of entry points, name -> (model or bound method, args, kwargs,
     dynamic_shapes), the last two optional, or an ExportedProgram. Entry points share the weights that are equal.
     targets: "cpu-v3", "cpu-v4" (levels of x86-64), "cpu-native" (exactly this machine), "sm_90" and so on; by default what this machine
-    and older ones run. options: those of torch.compile. Raises PackageError for what a package cannot hold, and StepwellError for a graph
-    that cannot be compiled."""
+    and older ones run. options: those of torch.compile. ir: keep the IR of every level, for `stepwell inspect` and `--retarget`.
+    Raises PackageError for what a package cannot hold, and StepwellError for a graph that cannot be compiled."""
     chosen = make_options(None, dict(options or {}))
     programs = _programs(model, args, kwargs or {}, dynamic_shapes)
     graphs = [exported_graph(name, program, chosen) for name, program in programs.items()]
     levels = ordered(targets or default_levels(device_of(graphs)))
-    sections = package_sections(graphs, levels, chosen)
+    sections = package_sections(graphs, levels, chosen, ir)
     from ... import __version__
 
     return write_package(to, sections, versions(), __version__)
@@ -169,11 +170,11 @@ class _FunctionModule(torch.nn.Module):
 # -- compiling
 
 
-def package_sections(graphs: Sequence[ExportedGraph], levels: Sequence[Level], options: Options) -> list[Content]:
+def package_sections(graphs: Sequence[ExportedGraph], levels: Sequence[Level], options: Options, ir: bool = True) -> list[Content]:
     """The sections of a package of these entry points."""
     weights = WeightTable()
     names = [{name: weights.add(name, g.tensors[name], g.kinds[name], g.point.name) for name in g.tensors} for g in graphs]
-    code = CodeSections()
+    code = CodeSections(ir)
     contents: list[Content] = []
     for level in levels:
         with code.level(level):
@@ -181,7 +182,7 @@ def package_sections(graphs: Sequence[ExportedGraph], levels: Sequence[Level], o
                 compiled = code.compile(graph.gm, options, graph.point.name)
                 record = _record(graph, compiled, given, weights)
                 contents.append((Section("program", graph.point.name, 0, 0, "", level.target.name), schema.dump(record)))
-                code.add_program(graph.point.name, compiled)
+                code.add_object(graph.point.name, compiled.code)
     table, parts = weights.finish()
     signature = Signature(
         tuple(graph.point for graph in graphs), tuple(level.target for level in levels), code.handle_offset(), versions()

@@ -13,12 +13,13 @@ from torch.utils import _pytree as pytree
 
 from ...dialects.expr import Expr, to_python
 from ...lowering.fx.decompositions import decomposition_table
+from ...lowering.fx.pre_grad.whole_operators import whole_overloads
 from ...lowering.fx.rewrites import rewrites_at
 from ...lowering.sympy_bridge import bound_of, from_sympy, symint_expr
 from ...targets.package.errors import PackageError
 from ...targets.package.programs import encode_leaf
 from ...targets.package.signature import EntryPoint, Leaf, SizeRange
-from ...targets.package.trees import Tree
+from ...targets.package.trees import Tree, registered_spec
 from ..backend.fx_setting import setting_of
 from ..extensions.decompositions import checked
 from ..options.options import Options
@@ -75,6 +76,7 @@ def decomposed(name: str, program: Any, options: Options) -> Any:
     for one in rewrites_at("pre_grad", setting):
         one.apply(program.graph_module, setting)
     table: dict[Any, Any] = _composites()
+    table.update(whole_overloads())
     table.update(decomposition_table(frozenset(options.fallback)))
     table.update(checked(options.decompositions))
     try:
@@ -207,8 +209,16 @@ def tree_of(spec: Any) -> Tree:
             f"{spec.type.__module__}.{spec.type.__qualname__} among arguments or results is not registered with torch's pytrees by a name "
             "(torch.export.register_dataclass, or serialized_type_name of register_pytree_node)"
         )
-    flat = pytree.TreeSpec(spec.type, spec.context, [pytree.LeafSpec() for _ in items])
-    return Tree("registered", items, type=label, context=pytree.treespec_dumps(flat))
+    return Tree("registered", items, _part_names(spec), label, registered_spec(spec.type, spec.context, len(items)))
+
+
+def _part_names(spec: Any) -> tuple[str, ...]:
+    """The names of the parts of a registered type, where its registration keeps them (outputs of transformers, dataclasses)."""
+    context = spec.context
+    if isinstance(context, (list, tuple)) and context and isinstance(context[0], (list, tuple)):
+        context = context[0]
+    fits = isinstance(context, (list, tuple)) and len(context) == spec.num_children and all(isinstance(one, str) for one in context)
+    return tuple(context) if fits else ()
 
 
 def _leaf(place: str, node: Node, spec: Any) -> Leaf:

@@ -106,6 +106,20 @@ def _interpolate(
     return _Interpolation.apply(input, name, sizes, bool(align_corners), scales)  # pyright: ignore[reportReturnType]
 
 
+def whole_overloads() -> dict[Any, Callable[..., torch.Tensor]]:
+    """How interpolation of an exported graph comes out of tracing as one operator each: overload -> what computes it."""
+
+    def keeps(overload: Any, mode: str, antialias: bool) -> Callable[..., torch.Tensor]:
+        def run(input: torch.Tensor, output_size: Any, align_corners: bool = False, scale_factors: Any = None) -> torch.Tensor:
+            if not input.is_floating_point() and input.dtype != torch.uint8:
+                return overload.decompose(input, output_size, align_corners, scale_factors)
+            return _interpolate(input, output_size, scale_factors, mode, align_corners, antialias=antialias)
+
+        return run
+
+    return {getattr(aten, name).vec: keeps(getattr(aten, name).vec, mode, aa) for (mode, aa), (name, _) in _OPERATORS.items()}
+
+
 def _spread(value: Any, count: int) -> list[Any]:
     """A number for each dimension."""
     return list(value) if isinstance(value, (list, tuple)) else [value] * count

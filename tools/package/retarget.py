@@ -1,0 +1,73 @@
+"""`stepwell export --retarget`: the IR of a package compiled for other targets, without the model and without torch.export."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from xdsl.parser import Parser
+
+from ...targets.package import schema
+from ...targets.package.format import PackageFile, Section, open_package, write_package
+from ...targets.package.programs import ProgramRecord, record_of
+from ...targets.package.signature import Signature
+from ..backend.compile_graph import context
+from ..options.options import Options, make_options
+from .code import CodeSections, read_ir
+from .levels import Level, ordered
+
+if TYPE_CHECKING:
+    from xdsl.dialects.builtin import ModuleOp
+
+
+def retarget(path: str | os.PathLike[str], targets: Sequence[str], *, to: str | os.PathLike[str]) -> int:
+    """Write a package that has the entry points and weights of the one at `path`, and code for `targets`; gives its size in bytes.
+
+    Raises PackageError for a package without IR, for a target that its device has not, and for what `stepwell.load` refuses."""
+    options = make_options(None, {})
+    with open_package(path) as file:
+        signature: Signature = file.load(Signature, "signature")
+        levels = ordered(targets)
+        sections = _sections(file, signature, levels, options)
+        return write_package(to, sections, file.index.notes, _version())
+
+
+def _version() -> str:
+    from ... import __version__
+
+    return __version__
+
+
+def _sections(
+    file: PackageFile, signature: Signature, levels: Sequence[Level], options: Options
+) -> list[tuple[Section, bytes | memoryview]]:
+    code = CodeSections()
+    programs: list[tuple[Section, bytes]] = []
+    old = signature.targets[0].name
+    for level in levels:
+        with code.level(level):
+            for entry in signature.entries:
+                record: ProgramRecord = file.load(ProgramRecord, "program", entry.name, old)
+                module = _module(file, entry.name)
+                description, made, _ = code.build(module, record.device, options, entry.name)
+                fresh = record_of(description, record.sources, record.results, record.constants, record.updates)
+                fresh = replace(fresh, objects=record.objects)
+                programs.append((Section("program", entry.name, 0, 0, "", level.target.name), schema.dump(fresh)))
+                code.add_object(entry.name, made)
+    changed = replace(signature, targets=tuple(level.target for level in levels))
+    kept = [s for s in file.index.sections if s.kind in ("weights-table", "weights", "samples", "samples-table")]
+    head: list[Any] = [(Section("signature", "", 0, 0, ""), schema.dump(changed))]
+    for section in kept:
+        file.check(section)
+    return [*head, *programs, *code.finish(), *((section, file.bytes_of(section)) for section in kept)]
+
+
+def _module(file: PackageFile, entry: str) -> ModuleOp:
+    """The graph of an entry point at the level of tensors, as it was imported."""
+    section = file.find("ir", f"{entry}/import")
+    if section is None:
+        raise file.error("it has no IR (it was exported with ir=False), and cannot be compiled for other targets")
+    return Parser(context(), read_ir(file, section)).parse_module()
+
