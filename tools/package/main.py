@@ -3,6 +3,7 @@
     stepwell export model.py:net --args "torch.randn(8, 16)" --dynamic "({0: Dim('batch', max=64)},)" -o net.stepwell
     stepwell export model.pt2 -o net.stepwell --targets cpu-v3,sm_90
     stepwell export --retarget net.stepwell --targets cpu-v4 -o other.stepwell
+    stepwell export model.py:net --args "torch.randn(8, 16)" --c net -o build
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     start = time.perf_counter()
     try:
+        if given.c:
+            print(f"{', '.join(map(str, _export_c(given)))}, {time.perf_counter() - start:.1f} s")
+            return 0
         size = _retarget(given) if given.retarget else _export(given)
     except StepwellError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -34,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="stepwell export", description="A model as one file that runs without a compiler.")
     parser.add_argument("model", help="file.py:name, a file of torch.export (.pt2), or with --retarget a package")
-    parser.add_argument("-o", "--output", required=True, help="the package to write")
+    parser.add_argument("-o", "--output", required=True, help="the package to write; with --c, the folder")
     parser.add_argument(
         "--args",
         help="arguments of the model, as a Python expression that may use torch and the names of the file; without, the name is a function "
@@ -45,7 +49,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--targets", help="cpu-v3, cpu-v4, cpu-native, sm_80, sm_90, with commas between")
     parser.add_argument("--no-ir", action="store_true", help="leave the IR out: smaller, and never compiled for other targets")
     parser.add_argument("--retarget", action="store_true", help="compile the IR of a package for other targets")
+    parser.add_argument("--c", metavar="NAME", help="write NAME.o and NAME.h for C programs in place of a package")
+    parser.add_argument("--shared", action="store_true", help="with --c: NAME.so, too, which takes a C compiler or linker")
     return parser
+
+
+def _export_c(given: argparse.Namespace) -> list[Path]:
+    from .c_export import LEVELS, export_c
+
+    if given.model.endswith(".pt2"):
+        from torch.export import load
+
+        model, args, kwargs, dynamic = load(given.model), (), None, None
+    else:
+        model, args, kwargs, dynamic = _loaded(given)
+    levels = _targets(given) or LEVELS
+    return export_c(
+        model, args, kwargs, name=given.c, folder=given.output, dynamic_shapes=dynamic, levels=levels, shared=given.shared
+    )
 
 
 def _targets(given: argparse.Namespace) -> list[str] | None:

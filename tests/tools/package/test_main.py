@@ -65,3 +65,9 @@ def test_what_is_wrong_is_said(model, tmp_path, capsys, arguments, message):
     given = [one.replace("MODEL", str(model)) for one in arguments]
     assert main(["export", *given, "-o", str(tmp_path / "a.stepwell")]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_model_for_c_programs(model, tmp_path, capsys):
+    given = ["export", f"{model}:net", "--args", "torch.randn(8, 16)", "--c", "net", "--targets", "cpu-v3", "-o", str(tmp_path / "c")]
+    assert main(given) == 0
+    assert (tmp_path / "c" / "net.o").exists() and f"{tmp_path / 'c' / 'net.h'}, " in capsys.readouterr().out
