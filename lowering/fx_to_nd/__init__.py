@@ -20,7 +20,9 @@ from xdsl.ir import Block, Region
 from ...dialects import nd
 from ...dialects.expr import Expr
 from ...dialects.nd.types import TensorType
+from ...passes.nd.products.factor_types import TF32
 from ..outputs import Output
+from .calls.rounded_factors import rounded_factors
 from .calls.user_kernels import MakeKernel
 from .core.builder import UNIT
 from .core.importer import GraphImportError, Importer
@@ -218,6 +220,8 @@ def _assemble(
         module.attributes["nd.symbols"] = DictionaryAttr(table)
     if b.mixed_devices:
         module.attributes[nd.DEVICE] = StringAttr(b.device)
+    if b.device.startswith("cuda") and not torch.version.hip and (rounded := rounded_factors(list(b.block.ops))) is not None:
+        module.attributes[TF32] = rounded
     if numerics != "default":
         module.attributes["nd.numerics"] = StringAttr(numerics)
     refused = [(k, str(n.target)) for k, n in enumerate(b.gm.graph.nodes) if n in b.refused] if b.refused else []

@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import BoolAttr, DenseArrayBase, IntegerType, StringAttr, f32, i8, i32
+from xdsl.dialects.builtin import BoolAttr, DenseArrayBase, IntegerType, StringAttr, f32, f64, i8, i32
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import loop
@@ -28,7 +28,7 @@ from ...passes.analysis.dependences import memory_of
 from ...passes.analysis.needed_terms import Guard
 from ...passes.analysis.nest_access import Loop, NestAccess, Node
 from ...passes.gpu.nest_types import UnsupportedNest
-from ...passes.gpu.tiles.product_nests import EXACT_BITS, factors, row_sums
+from ...passes.gpu.tiles.product_nests import EXACT_BITS, Factors, factors, row_sums
 from ..nest.builder import NO_FLAGS
 from ..nest.values import Condition
 from .body import lower_one
@@ -46,6 +46,10 @@ if TYPE_CHECKING:
 ALL_TERMS = 1 << 30
 """More terms than any sum has."""
 ZERO_BITS = "mov.b32 $0, 0;"
+SUM_TYPES: dict[Attribute, Attribute] = {i8: i32, f32: f32, f64: f64}
+"""Types of factors that units take as they are, and those of their sums."""
+EXACT_PRECISION = "tf32x3"
+"""How units of NVIDIA's GPUs multiply numbers of f32 as exactly as these are: each as a sum of two of TF32."""
 
 
 class FactorAxis(IntEnum):
@@ -69,7 +73,7 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
     choices = [one.choice for one in parts if one.choice is not None]
     known_trips = trips.value is not None and not choices
     rows = {k: RowSum(s.b, sides[axes.index(side)], _yielded(op, k)) for k, side in row_sums(s.info, node).items()}
-    start = [no_sum(s, known_trips, i32 if one.element == i8 else f32) for one in parts] + [one.start() for one in rows.values()]
+    start = [no_sum(s, known_trips, SUM_TYPES.get(one.element, f32)) for one in parts] + [one.start() for one in rows.values()]
 
     def step(at: SSAValue, state: Sequence[SSAValue], known: Sequence[Guard] | None = None) -> list[SSAValue]:
         certain = {guard.choice for guard in known or ()}
@@ -82,14 +86,13 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
                     side.enter(at, trips)
                     side.leave_out(one.choice.cond)
             values = [one.along[axis] for axis in axes]
-            plain = one.choice is None and one.sums == loop.CONTRACTED and one.element != i8
+            plain = one.choice is None and one.sums == loop.CONTRACTED and one.element not in SUM_TYPES
             scaled = scaled_product(b, sides, values, one.element, total) if plain else None
             if scaled is not None:
                 sums.append(scaled)
                 continue
             left, right = (side.matrix(value, one.element) for side, value in zip(sides, values, strict=True))
-            imprecise = block if one.sums == loop.PARTLY_ROUNDED_SUMS else ALL_TERMS if one.sums == loop.ROUNDED_SUMS else 0
-            sums.append(BlockSums(b.place(DotOp.make(left, right, total, imprecise=imprecise)).results[0]))
+            sums.append(BlockSums(_with_product(s, one, left, right, total, block)))
         more = [one.step(total) for one, total in zip(rows.values(), state[len(parts) :], strict=True)]
         return [*with_offsets(s, sums), *more]
 
@@ -100,6 +103,19 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
     else:
         state = kernel.repeat(node, s.number(trips), block, start, step)
     return _in_order(state, len(parts), rows)
+
+
+def _with_product(s: State, one: Factors, left: SSAValue, right: SSAValue, total: SSAValue, terms: int) -> SSAValue:
+    """Sums with the products of a block of terms."""
+    b = s.b
+    if one.element == f32 and one.sums == loop.CONTRACTED and s.gpu.takes_ptx:
+        # units add up a block: they round down, which over all terms would be less exact than sums of f32
+        zeros = b.constant(0.0, f32, shape_of(total.type))
+        product = b.place(DotOp.make(left, right, zeros, EXACT_PRECISION)).results[0]
+        return b.elementwise(arith.AddfOp, (total, product), NO_FLAGS)
+    precision = "tf32" if one.sums == loop.ROUNDED_FACTORS else "ieee"
+    imprecise = terms if one.sums == loop.PARTLY_ROUNDED_SUMS else ALL_TERMS if one.sums == loop.ROUNDED_SUMS else 0
+    return b.place(DotOp.make(left, right, total, precision, imprecise)).results[0]
 
 
 def _yielded(op: loop.ReduceOp, number: int) -> SSAValue:
@@ -117,7 +133,7 @@ def no_sum(s: State, known: bool, kind: Attribute = f32) -> SSAValue:
     """Zeros for the sums of a tile. Where nobody knows how often they are added to, ptxas makes the products wait for each other if it sees
     that they begin with a constant, or that all are one register (its message C7515)."""
     b, shape = s.b, s.full
-    if known or not s.gpu.takes_ptx:
+    if known or not s.gpu.takes_ptx or kind == f64:
         return b.constant(0, kind, shape)
     properties = {
         "asm_string": StringAttr(ZERO_BITS),
@@ -189,7 +205,7 @@ class Factor(State):
         found = self.get(value)
         if element in UNIT_FLOAT8:
             found = _float8(b, self.narrow(found, element), element)
-        elif element != i8:
+        elif element not in SUM_TYPES:
             found = rounded(b, found, element)
         narrow = b.to_shape(found, self.full)
         if mask is not None and value not in self.padded:

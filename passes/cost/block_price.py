@@ -56,8 +56,14 @@ class Block:
     lasting: bool = False
 
 
+def words(kind: str) -> int:
+    """Registers of a sum of products of a type, as GpuRates names it."""
+    return 2 if kind == "f64" else 1
+
+
 def warps_for(elements: int, sums: int, held: int, gpu: Gpu) -> int:
-    """The fewest warps that have registers for a block, its sums and the numbers that they keep (held_numbers.py); 0 where none have."""
+    """The fewest warps that have registers for a block, its sums (of one register) and the numbers that they keep (held_numbers.py); 0
+    where none have."""
     enough = (n for n in PROGRAM_WARPS if elements * sums <= MAX_THREAD_SUMS * gpu.lanes * n)
     return next((n for n in enough if fits_registers(elements, n, held, gpu)), 0)
 
@@ -74,7 +80,7 @@ def block_ns(work: Sums, block: Block, gpu: Gpu, parts: int = 1) -> tuple[float,
     step = block.terms * (block.rows * work.row + block.columns * work.column)
     units = 2.0 * elements * block.terms * work.sums / (rates.tflops[work.kind] * work.share * 1e3 / each_rate)
     cache = step / (rates.cache_gbs / each_rate)
-    registers = block.warps * gpu.lanes * (elements * work.sums // (block.warps * gpu.lanes) + OTHER.product)
+    registers = block.warps * gpu.lanes * (elements * work.sums * words(work.kind) // (block.warps * gpu.lanes) + OTHER.product)
     resident = max(1, min(gpu.registers // registers, int(gpu.shared // (step * block.stages))))
     each = max(ceil(blocks / gpu.multiprocessors), ceil(rows / own[0]) * ceil(columns / own[1]))
     alone = rates.program_start_us * 1e3 + elements * work.beside / (rates.memory_gbs / each_rate)

@@ -19,7 +19,7 @@ from xdsl.dialects.builtin import bf16, f16, f32, f64, i8
 from xdsl.ir import Attribute
 
 from ...dialects.support.float8 import FLOAT8
-from .block_price import PROGRAM_WARPS, SPLIT_PARTS, Block, Sums, block_ns, parts_ns, warps_for
+from .block_price import PROGRAM_WARPS, SPLIT_PARTS, Block, Sums, block_ns, parts_ns, warps_for, words
 from .machine.gpu import Gpu
 
 RATE_NAMES: Mapping[Attribute, str] = {bf16: "bf16", f16: "f16", f32: "f32", f64: "f64", i8: "i8"}
@@ -148,7 +148,7 @@ def _fastest(
     )  # fmt: skip
     best: Price | None = None
     for rows, columns, parts in product(TILE_SIDES, TILE_SIDES, SPLIT_PARTS):
-        warps = warps_for(rows * columns, work.sums, held, gpu)
+        warps = warps_for(rows * columns, work.sums * words(work.kind), held * words(work.kind), gpu)
         if cuts and min(rows, columns) < MAX_SKINNY_ROWS:
             continue  # a program that goes through several matrices has a large block
         if not warps and rows * columns > TILE_SIDES[-1] ** 2 or work.depth < Block.terms * parts and parts > 1:

@@ -20,6 +20,7 @@ from ....dialects.expr import ONE
 from ....passes.cost.machine.gpu_rates import HOST_BOUND_CONVOLUTION
 from ....passes.cost.machine.prices import prices
 from ..core.importer import Importer
+from .rounded_factors import uses_tf32
 
 
 @dataclass(frozen=True)
@@ -172,8 +173,7 @@ def cudnn_gradient_cost(sizes: Sequence[Any], x: torch.Tensor, transposed: bool,
 
 def _uses_tf32() -> bool:
     """Whether float32 convolutions of cuDNN may round to TF32."""
-    convolutions = getattr(torch.backends.cudnn, "conv", None)
-    return torch.backends.cudnn.allow_tf32 if convolutions is None else convolutions.fp32_precision == "tf32"
+    return uses_tf32(getattr(torch.backends.cudnn, "conv", None), torch.backends.cudnn)
 
 
 def _rows(t: torch.Tensor) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import IntegerType, bf16, f16, f32, i8, i32
+from xdsl.dialects.builtin import IntegerType, bf16, f16, f32, f64, i8, i32
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ....dialects import loop
@@ -25,8 +25,14 @@ HALVES = frozenset((bf16, f16))
 EXACT_BITS = 8
 """Bits of an integer that both 16-bit formats have room for."""
 
-RATES: dict[Attribute, str] = {loop.CONTRACTED: "bf16", loop.PARTLY_ROUNDED_SUMS: "f8_f32", loop.ROUNDED_SUMS: "f8"}
-"""What the rates of a GPU call products by how their sums may be rounded."""
+WIDE = frozenset((f32, f64))
+"""Types of factors that units take as they are, with more bits than their own."""
+
+RATES: dict[tuple[Attribute, Attribute], str] = {
+    (f32, loop.CONTRACTED): "f32", (f32, loop.ROUNDED_FACTORS): "tf32", (f64, loop.CONTRACTED): "f64", (i8, loop.CONTRACTED): "i8",
+}  # fmt: skip
+SUM_RATES: dict[Attribute, str] = {loop.CONTRACTED: "bf16", loop.PARTLY_ROUNDED_SUMS: "f8_f32", loop.ROUNDED_SUMS: "f8"}
+"""What the rates of a GPU call products by their factors and by how factors or sums may be rounded."""
 
 
 Side = tuple[Loop, ...]
@@ -37,8 +43,8 @@ Side = tuple[Loop, ...]
 class Factors:
     """The factors of one sum of products: side -> the factor that varies along it; and the type that both are exact in. `picked`: the index
     of the matrix that one side picks for itself; None where the other factor does not vary along that side at all. `choice`: the term,
-    where that is 0 unless a condition holds. `sums`: how a unit may round the sums, where both are 8-bit floats of one type
-    (loop.CONTRACTED: it may not)."""
+    where that is 0 unless a condition holds. `sums`: how a unit may round the sums, where both are 8-bit floats of one type,
+    or the factors, where these are of f32 (loop.CONTRACTED: it may not)."""
 
     along: dict[Side, SSAValue]
     element: Attribute
@@ -47,9 +53,14 @@ class Factors:
     sums: Attribute = loop.CONTRACTED
 
     @property
+    def adds_blocks(self) -> bool:
+        """Whether sums of blocks of terms, as a unit makes them, are added up as f32."""
+        return self.sums == loop.PARTLY_ROUNDED_SUMS or (self.element == f32 and self.sums == loop.CONTRACTED)
+
+    @property
     def rate(self) -> str:
         """The name that the rates of a GPU have for these products."""
-        return "i8" if self.element == i8 else RATES[self.sums]
+        return RATES.get((self.element, self.sums)) or SUM_RATES[self.sums]
 
 
 def product_sides(info: NestAccess) -> list[Side]:
@@ -112,9 +123,10 @@ def _factors(info: NestAccess, value: SSAValue, loops: Sequence[Loop]) -> Factor
     times, choice = value.owner, None
     if not loops and isinstance(times, arith.SelectOp) and constant_of(times.rhs) == 0:
         times, choice = times.lhs.owner, times
-    if not isinstance(times, arith.MulfOp | arith.MuliOp) or times.result.type not in (f32, i32) or not loop.is_contracted(times):
+    if not isinstance(times, arith.MulfOp | arith.MuliOp) or times.result.type not in (f32, f64, i32) or not loop.is_contracted(times):
         return None
     types = frozenset((i8,)) if isinstance(times, arith.MuliOp) else exact_types(times.lhs) & exact_types(times.rhs)
+    types = types or (frozenset((times.result.type,)) if not loops else frozenset())
     if not types or not is_straight(info, times.lhs) or not is_straight(info, times.rhs):
         return None
     left, right = map(Varying(info).of_value, times.operands)
@@ -135,6 +147,8 @@ def _factors(info: NestAccess, value: SSAValue, loops: Sequence[Loop]) -> Factor
         return None
     if isinstance(times, arith.MuliOp):
         return Factors({rows: times.lhs, columns: times.rhs}, i8, picked, choice)
+    if times.result.type in types:
+        return Factors({rows: times.lhs, columns: times.rhs}, times.result.type, picked, choice, times.fastmath)
     element, sums = bf16 if bf16 in types else f16, loop.CONTRACTED
     if times.fastmath != sums and (kind := _stored_type(times.lhs)) == _stored_type(times.rhs) and kind in UNIT_FLOAT8:
         element, sums = kind, times.fastmath

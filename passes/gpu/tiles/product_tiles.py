@@ -23,11 +23,11 @@ from ....dialects.expr.ranges import range_of
 from ....dialects.nd.types import element_bytes
 from ...analysis.accesses.varying import Varying
 from ...analysis.nest_access import Access, Loop, NestAccess, Node
-from ...cost.block_price import PROGRAM_WARPS, Block, Sums, block_ns, parts_ns, warps_for
+from ...cost.block_price import PROGRAM_WARPS, Block, Sums, block_ns, parts_ns, warps_for, words
 from ...cost.contraction_price import MAX_SKINNY_ROWS
 from ...cost.held_numbers import held_numbers
 from ...cost.machine.gpu import Gpu
-from .product_nests import HALVES, Side, factors, picked_index, product_sides
+from .product_nests import HALVES, WIDE, Side, factors, picked_index, product_sides
 from .tile import MIN_DOT_SIDE, Sizes, Tile, power_of_two
 from .window_tiles import overlap
 
@@ -170,7 +170,7 @@ def _held(info: NestAccess, first: Side, second: Side) -> int:
         return all(not dims.isdisjoint(one.dim for one in side) for side in (first, second))
 
     stores = [op for op in ops if isinstance(op, loop.StoreOp)]
-    partly = any(f.sums == loop.PARTLY_ROUNDED_SUMS for n in info.root.walk() for f in factors(info, n))  # the unit's are beside f32's
+    partly = any(f.adds_blocks for n in info.root.walk() for f in factors(info, n))  # the unit's are beside f32's
     draws = any(isinstance(op, loop.RandomOp) and is_of_element(op.result) for op in ops)
     return partly + held_numbers(sums, ops, stores, is_of_element, draws)
 
@@ -205,7 +205,7 @@ def _computed(factor: SSAValue, element: Attribute) -> Computed:
     op = factor.owner
     if isinstance(op, arith.ExtSIOp) and element == i8:
         op = op.input.owner
-    if not isinstance(op, loop.LoadOp) or loop.element_type(op.source.type) not in HALVES | {element}:
+    if not isinstance(op, loop.LoadOp) or loop.element_type(op.source.type) not in ({element} if element in WIDE else HALVES | {element}):
         return Computed.CONVERTED
     return Computed.LOADED if op.mask is None else Computed.MASKED
 
@@ -218,7 +218,7 @@ def _blocks(work: _Product, gpu: Gpu) -> Iterator[Tile]:
     """The blocks that the result may have, whose factors fit shared memory, and what is computed of them the registers."""
     for columns, rows in pairs(BLOCK_SIDES, BLOCK_SIDES):
         sides = rows, columns
-        warps = warps_for(rows * columns, work.sums, work.held, gpu)
+        warps = warps_for(rows * columns, work.sums * words(work.rate), work.held * words(work.rate), gpu)
         if not warps and rows * columns > BLOCK_SIDES[-1] ** 2:
             continue
         least = max(MIN_DOT_SIDE, MIN_STEP_BYTES // work.widest)
@@ -239,7 +239,8 @@ def _blocks(work: _Product, gpu: Gpu) -> Iterator[Tile]:
 def _ns(work: _Product, tile: Tile, gpu: Gpu) -> float:
     """The price of a tile."""
     (_, rows), (_, columns) = tile.axes
-    return block_ns(_sums(work), Block(rows, columns, tile.reduction_block, tile.stages, tile.warps), gpu)[0]
+    sums = replace(_sums(work), share=gpu.rates.generated.get(work.rate, 1.0))
+    return block_ns(sums, Block(rows, columns, tile.reduction_block, tile.stages, tile.warps), gpu)[0]
 
 
 def _sums(work: _Product) -> Sums:

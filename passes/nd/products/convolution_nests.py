@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FloatAttr, StringAttr, UnitAttr
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FloatAttr, StringAttr
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import BlockArgument, SSAValue
+from xdsl.ir import Attribute, BlockArgument, SSAValue
 
 from ....dialects import nd
 from ....dialects.expr import ONE, Expr, IndexMap, as_expr, dim, product
@@ -111,8 +111,9 @@ def read_once(op: nd.ConvOp, hints: Mapping[str, int]) -> int:
     return bytes_of(op.input, hints) + bytes_of(op.weight, hints)
 
 
-def as_product(rw: Rewriter, op: nd.ConvOp) -> SSAValue:
-    """A convolution as multiplications and a sum whose terms units for products may add up; its bias is added before it is rounded."""
+def as_product(rw: Rewriter, op: nd.ConvOp, sums: Attribute) -> SSAValue:
+    """A convolution as multiplications and a sum whose terms units for products may add up; its bias is added before it is rounded.
+    `sums`: how a unit may round them (dialects/nd/pointwise.py)."""
     x, weight, t = tensor_type(op.input), tensor_type(op.weight), tensor_type(op.result)
     wide, groups = compute_type(t.element_type), op.groups.data[0]
     (samples, _, *places), (out, each, *window) = t.dims, weight.dims
@@ -132,22 +133,26 @@ def as_product(rw: Rewriter, op: nd.ConvOp) -> SSAValue:
     for source, index in ((image, of_image), (kernel, of_weight)):
         view = TensorType.get(sizes, x.element_type, t.device.data)
         found = rw.new(nd.IndexViewOp.new((source,), view, map=IndexMapAttr.get(index)))
-        factors.append(rw.new(CastOp.new((found,), TensorType.get(sizes, wide, t.device.data))))
+        factors.append(_as(rw, found, wide))
     times = OPS["mul"].new(factors, TensorType.get(sizes, wide, t.device.data))
-    times.attributes[CONTRACT] = UnitAttr()
+    times.attributes[CONTRACT] = sums
     total = TensorType.get((*batch, rows, columns), wide, t.device.data)
     over = IntsAttr.get(range(first + 2, len(sizes)))
     made = rw.new(nd.ReduceOp.new((rw.new(times),), total, kind=StringAttr("sum"), dims=over))
     if op.bias is not None:
-        bias = rw.new(CastOp.new((op.bias,), TensorType.get((out,), wide, t.device.data)))
-        bias = rw.new(nd.ReshapeOp.new((bias,), TensorType.get((*batch, ONE, columns), wide, t.device.data)))
+        bias = rw.new(nd.ReshapeOp.new((_as(rw, op.bias, wide),), TensorType.get((*batch, ONE, columns), wide, t.device.data)))
         made = rw.new(OPS["add"].new((made, bias), total))
-    made = rw.new(CastOp.new((made,), total.with_dtype(t.element_type)))
+    made = _as(rw, made, t.element_type)
     if batch:
         turned = tensor_type(made).with_dims((rows, *batch, columns))
         made = rw.new(nd.PermuteOp.new((made,), turned, dims=IntsAttr.get((1, 0, 2))))
     made = rw.new(nd.ReshapeOp.new((made,), t.with_dims((samples, *places, out))))
     return rw.new(nd.PermuteOp.new((made,), t, dims=IntsAttr.get((0, 1 + spatial, *range(1, 1 + spatial)))))
+
+
+def _as(rw: Rewriter, x: SSAValue, kind: Attribute) -> SSAValue:
+    t = tensor_type(x)
+    return x if t.element_type == kind else rw.new(CastOp.new((x,), t.with_dtype(kind)))
 
 
 def padded(rw: Rewriter, op: nd.ConvOp, image: SSAValue) -> SSAValue:

@@ -40,6 +40,7 @@ from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
 from .carried_scores import exact_factors, without_cast
 from .convolution_nests import as_product, is_depthwise
+from .factor_types import FactorTypes
 from .grouped_products import as_grouped_terms
 from .joined_factors import as_selection, selected_factors, terms_by_part
 from .nd_small_convolutions import as_windows
@@ -176,9 +177,9 @@ class NdLibraryProducts(Pass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         hints = symbol_hints(op)
-        symbols = nd.symbol_ranges(op)
+        symbols, types = nd.symbol_ranges(op), FactorTypes.of(op)
         scaled: dict[Operation, ScaledProduct] = {}
-        chooser = ProductChooser(machine_of(op, Gpu), hints, symbols, self.library, scaled)
+        chooser = ProductChooser(machine_of(op, Gpu), hints, symbols, self.library, types, scaled)
         chosen: dict[Operation, Choice] = {}
         joined: set[Operation] = set()
 
@@ -202,7 +203,7 @@ class NdLibraryProducts(Pass):
                 pairs = [(without_cast(rw, op.lhs, casts[0]), without_cast(rw, op.rhs, casts[1]))]
                 sums = EXACT if one is None or one.sums is None else StringAttr(one.sums)
                 return as_terms(rw, op, rounded=True, bias=bias, pairs=pairs, sums=sums)
-            return as_terms(rw, op, rounded=True, bias=bias, pairs=terms_by_part(rw, op))
+            return as_terms(rw, op, rounded=True, bias=bias, pairs=terms_by_part(rw, op), sums=types.sums(op))
 
         def biased_product(rw: Rewriter, found: Operation) -> SSAValue | None:
             """product + bias as one kernel, or one call."""
@@ -232,7 +233,7 @@ class NdLibraryProducts(Pass):
                 self.remark(found, str(choice), "applied" if choice.generated else "missed")
             if not choice.generated:
                 return None
-            return as_windows(rw, found, contract=True) if is_depthwise(found) else as_product(rw, found)
+            return as_windows(rw, found, contract=True) if is_depthwise(found) else as_product(rw, found, types.sums(found))
 
         def grouped_product(rw: Rewriter, found: Operation) -> SSAValue | None:
             choice = chosen.get(found)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from xdsl.dialects.builtin import bf16, f16, f32
+from xdsl.dialects.builtin import f32, f64
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue, Use
 
@@ -22,7 +22,6 @@ from ....dialects.expr import ONE, ZERO, Expr, product
 from ....dialects.expr.ranges import RangeEnv, range_of
 from ....dialects.nd.pointwise import OPS, PARTLY_ROUNDED, CastOp, PointwiseOp
 from ....dialects.nd.types import I32_MAX, element_bytes, tensor_type
-from ....dialects.support.float8 import FLOAT8
 from ...cost.contraction_price import (
     MAX_SKINNY_ROWS,
     Contraction,
@@ -37,17 +36,15 @@ from ...cost.contraction_price import (
 from ...cost.held_numbers import held_numbers
 from ...cost.library_cost import bytes_of, size
 from ...cost.machine import Gpu
-from ...cost.machine.gpu import VECTOR_HALVES
+from ...cost.machine.gpu import HALF_BYTES, VECTOR_BYTES
 from .carried_scores import SHARED, CarriedScores, carried_scores, exact_factors
 from .carried_weights import CarriedWeights, carried_weights
 from .convolution_nests import is_depthwise, no_product, no_windows, read_once, reads_elements, sizes_of
+from .factor_types import HALVES, WIDE, FactorTypes
 from .grouped_products import GroupedProduct
 from .joined_factors import joined_factor
 from .own_scores import give_own_scores
 from .scaled_products import ScaledProduct
-
-FACTORS = (bf16, f16, *FLOAT8)
-"""Types of factors that units for products take, 8-bit floats as the 16-bit ones that they are exact in."""
 
 CONSTANT = nd.FullOp | nd.IotaOp
 """Operations whose elements are nowhere in memory."""
@@ -87,6 +84,7 @@ class ProductChooser:
     hints: Mapping[str, int]
     symbols: RangeEnv
     library: str
+    types: FactorTypes
     scaled: Mapping[Operation, ScaledProduct] = field(default_factory=dict)
     """Products that are calls for 8-bit factors."""
 
@@ -96,7 +94,7 @@ class ProductChooser:
         found: dict[Operation, Choice] = {}
         parted: list[Candidate] = []
         works: dict[Operation, Contraction] = {}
-        for one in candidates(func, self.gpu, self.hints, self.symbols, self.scaled):
+        for one in candidates(func, self.gpu, self.hints, self.symbols, self.scaled, self.types):
             for op in one.ops:
                 found[op] = self.choice(one, op)
                 works[op] = one.work if len(one.ops) == 1 and not one.parts else replace(one.work, sums=1)
@@ -104,10 +102,10 @@ class ProductChooser:
                 parted.append(one)
         for op in _products(func):
             if op not in works and op not in self.scaled and self.may_be_scores(op):
-                works[op] = _work((op,), _Region([op.result], set()), 0, self.hints)
+                works[op] = _work((op,), _Region([op.result], set()), 0, self.hints, self.types)
         for op in _products(func):
             self._choose_carried(op, found, works)
-        for one in carried_weights([op for op in _products(func) if op in works], self.symbols):
+        for one in carried_weights([op for op in _products(func) if op in works and _is_of_halves(op)], self.symbols):
             self._choose_weights(one, found, works)
         for op in (*_products(func), *_convolutions(func), *_grouped(func)):
             if op not in found:
@@ -121,7 +119,7 @@ class ProductChooser:
             if carried_scores(op, possible, self.symbols) == SHARED:
                 one = carried_scores(op, possible, self.symbols, shared=True)
                 if isinstance(one, CarriedScores) and all(p.schedule is None for p in one.products):
-                    weighed = library_ns(_work((op,), _Region([op.result], set()), 0, self.hints), self.gpu)
+                    weighed = library_ns(_work((op,), _Region([op.result], set()), 0, self.hints, self.types), self.gpu)
                     if self._kernel_ns(one) <= weighed + stream_ns(float(bytes_of(one.weights, self.hints)), self.gpu):
                         give_own_scores(one)
 
@@ -134,11 +132,12 @@ class ProductChooser:
     def may_be_scores(self, op: nd.MatmulOp) -> bool:
         """Whether a product can be generated if it is not stored."""
         reason = cannot(op, self.gpu, self.symbols)
-        return not reason or reason == TOO_LARGE
+        return _is_of_halves(op) and (not reason or reason == TOO_LARGE)
 
     def _choose_carried(self, weighed: nd.MatmulOp, found: dict[Operation, Choice], works: Mapping[Operation, Contraction]) -> None:
         """All products of an attention are generated where that is cheaper than calls with the scores in memory between them."""
-        one = carried_scores(weighed, works.keys() - self.scaled.keys(), self.symbols)
+        possible = {op for op in works if op not in self.scaled and isinstance(op, nd.MatmulOp) and _is_of_halves(op)}
+        one = carried_scores(weighed, possible, self.symbols)
         if isinstance(one, str):
             if one and weighed in found:
                 found[weighed] = replace(found[weighed], reason=f"{found[weighed].reason}; scores stay in memory: {one}")
@@ -178,6 +177,8 @@ class ProductChooser:
             return Choice(op.schedule.data == "generated", f'schedule = "{op.schedule.data}"', *prices)
         if self.library in ("always", "never"):
             return Choice(self.library == "never", f"library={self.library}", *prices)
+        if work.kind in WIDE and not work.vector and work.kind not in self.gpu.rates.generated:
+            return Choice(False, f"nobody has measured what generated products of {work.kind} reach on this GPU", *prices)
         if op in self.scaled and self.scaled[op].terms_lie_apart:
             return Choice(False, "terms of a factor of 8 bits lie apart", *prices)
         if isinstance(op, nd.ConvOp):
@@ -205,7 +206,8 @@ class ProductChooser:
 
 
 def _rows_are_odd(x: SSAValue) -> bool:
-    """Whether rows of a factor, as it lies in memory, are known to be no multiple of VECTOR_HALVES elements."""
+    """Whether rows of a factor, as it lies in memory, are known to be no multiple of VECTOR_BYTES; bytes count as the halves that they
+    become."""
     while isinstance(op := x.owner, nd.PermuteOp | PointwiseOp):
         t = tensor_type(x)
         turned = isinstance(op, nd.PermuteOp)
@@ -214,7 +216,12 @@ def _rows_are_odd(x: SSAValue) -> bool:
             break
         x = same[0]
     last = tensor_type(x).dims[-1].value
-    return last is not None and last % VECTOR_HALVES != 0 and tensor_type(x).rank > 1
+    return last is not None and last * max(_width(x), HALF_BYTES) % VECTOR_BYTES != 0 and tensor_type(x).rank > 1
+
+
+def _is_of_halves(op: nd.MatmulOp) -> bool:
+    """Whether a product is one of numbers of 16 bits or 8."""
+    return tensor_type(op.result).element_type in HALVES or exact_factors(op) is not None
 
 
 def cannot(op: nd.MatmulOp | nd.ConvOp | nd.ExternOp, gpu: Gpu, symbols: RangeEnv, scaled: ScaledProduct | None = None) -> str:
@@ -225,10 +232,10 @@ def cannot(op: nd.MatmulOp | nd.ConvOp | nd.ExternOp, gpu: Gpu, symbols: RangeEn
         return "the GPU has no units for products"
     if scaled is not None and (reason := scaled.cannot(gpu)):
         return reason
-    kinds = (*FACTORS, f32) if depthwise else FACTORS
+    kinds = (*HALVES, f32) if depthwise else (*HALVES, f32, f64)
     exact = scaled is not None or (isinstance(op, nd.MatmulOp) and exact_factors(op) is not None)
     if not exact and (t.element_type not in kinds or any(x.element_type != t.element_type for x in tensors)):
-        return f"its factors are of {tensors[0].element_type} and {tensors[1].element_type}, not of 16-bit floats"
+        return f"its factors are of {tensors[0].element_type} and {tensors[1].element_type}, not of one type of floats"
     if any(n.value == 0 for x in tensors for n in x.dims):
         return "it is empty"
     if any((hi := range_of(product(x.dims), symbols).hi) is not None and hi > I32_MAX for x in tensors):
@@ -239,7 +246,7 @@ def cannot(op: nd.MatmulOp | nd.ConvOp | nd.ExternOp, gpu: Gpu, symbols: RangeEn
 
 
 def candidates(
-    func: FuncOp, gpu: Gpu, hints: Mapping[str, int], symbols: RangeEnv, scaled: Mapping[Operation, ScaledProduct]
+    func: FuncOp, gpu: Gpu, hints: Mapping[str, int], symbols: RangeEnv, scaled: Mapping[Operation, ScaledProduct], types: FactorTypes
 ) -> Iterator[Candidate]:
     """The candidates of a function, those of most work first: what stands behind two that do not fit together is the first one's."""
     ordered = sorted(_products(func), key=lambda op: -_flops(op, hints))
@@ -260,12 +267,12 @@ def candidates(
             region.add(_result(partner, scaled))
         done.update((op, *partners))
         taken.update(region.behind)
-        yield Candidate((op, *partners), _work((op, *partners), region, len(parts), hints, scaled.get(op)), parts)
+        yield Candidate((op, *partners), _work((op, *partners), region, len(parts), hints, types, scaled.get(op)), parts)
     for one in _convolutions(func):
         if not cannot(one, gpu, symbols):
             region = _Region([one.result], taken, results)
             taken.update(region.behind)
-            yield Candidate((one,), _convolution_work(one, region, hints))
+            yield Candidate((one,), _convolution_work(one, region, hints, types))
     for one, found in _grouped(func).items():
         if not cannot(one, gpu, symbols):
             region = _Region([one.results[0]], taken)
@@ -446,7 +453,8 @@ def _product_of(value: SSAValue, results: Mapping[SSAValue, nd.MatmulOp]) -> nd.
 
 
 def _work(
-    ops: Sequence[nd.MatmulOp], region: _Region, parts: int, hints: Mapping[str, int], scaled: ScaledProduct | None = None
+    ops: Sequence[nd.MatmulOp], region: _Region, parts: int, hints: Mapping[str, int], types: FactorTypes,
+    scaled: ScaledProduct | None = None,
 ) -> Contraction:
     """What a candidate does, as a contraction with its neighbours. `scaled`: its first product as a call for 8-bit factors."""
     t = tensor_type(ops[0].result)
@@ -455,13 +463,14 @@ def _work(
     width = element_bytes(t.element_type)
     bare = Contraction(
         rows, columns // max(parts, 1), size(tensor_type(ops[0].lhs).dims[-1], hints), prod(batch), max(parts, len(ops)),
-        rate_name(t.element_type), width, width,
+        types.rate(ops[0]), width, width,
         sources=float(sum(source for source, _ in factors)), computed=float(sum(made for _, made in factors)),
     )  # fmt: skip
     if scaled is not None:
         bare = replace(_before_casts(bare, scaled.casts, hints), kind=scaled.rate, out_width=_width(scaled.result))
     found = _with_neighbours(bare, region, hints)
-    return replace(found, held=found.held + 1) if scaled is not None and scaled.sums == PARTLY_ROUNDED else found
+    adds_blocks = bare.kind == "f32" if scaled is None else scaled.sums == PARTLY_ROUNDED
+    return replace(found, held=found.held + 1) if adds_blocks else found
 
 
 def _exact_work(work: Contraction, op: nd.MatmulOp | nd.ConvOp | nd.ExternOp, hints: Mapping[str, int]) -> Contraction:
@@ -479,13 +488,13 @@ def _before_casts(work: Contraction, casts: Sequence[CastOp], hints: Mapping[str
     return replace(work, width=_width(casts[0].input), sources=sources, computed=computed)
 
 
-def _convolution_work(op: nd.ConvOp, region: _Region, hints: Mapping[str, int]) -> Contraction:
+def _convolution_work(op: nd.ConvOp, region: _Region, hints: Mapping[str, int], types: FactorTypes) -> Contraction:
     """What a convolution does. Its window is read from the cache, each number of the image from memory once."""
     rows, columns, terms, groups = sizes_of(op, hints)
     t = tensor_type(op.result)
     width, vector = element_bytes(t.element_type), is_depthwise(op)
     bare = Contraction(
-        rows, columns, terms, groups, 1, "f32" if vector else rate_name(t.element_type), width, width,
+        rows, columns, terms, groups, 1, "f32" if vector else types.rate(op), width, width,
         windows=float(read_once(op, hints)), vector=vector,
     )  # fmt: skip
     return _with_neighbours(bare, region, hints)

@@ -620,7 +620,39 @@ def _histogram(runner: Runner, op: Any) -> list[torch.Tensor]:
 @rule("tt.dot")
 def _dot(runner: Runner, op: Any) -> list[torch.Tensor]:
     a, b, c = runner.operands(op)
-    return [_product(a, b, c)]
+    if a.dtype is not torch.float32 or op.precision == "ieee":
+        return [_product(a, b, c)]
+    *small, largest = _pairs(a, b, op.precision)
+    total = torch.zeros_like(c)
+    for one, other in small:  # parts of infinite numbers times 0 count nothing
+        total = torch.nan_to_num(_product(one, other, total), 0.0, float("inf"), -float("inf"))
+    return [_product(*largest, total) + c]
+
+
+def _pairs(a: torch.Tensor, b: torch.Tensor, precision: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The matrices whose products add up to that of two of f32, the smallest first: rounded to TF32, or parts of TF32 or bf16."""
+    if precision == "tf32":
+        return [(_tf32(a), _tf32(b))]
+    count, kept = (2, _tf32) if precision == "tf32x3" else (2 if precision == "bf16x3" else 3, lambda x: x.bfloat16().float())
+    left, right = (_parts(x, count, kept) for x in (a, b))
+    order = sorted(((i, j) for i in range(count) for j in range(count) if i + j < count), key=sum, reverse=True)
+    return [(left[i], right[j]) for i, j in order]
+
+
+def _parts(x: torch.Tensor, count: int, kept: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+    """A number as a sum, the largest part first; what an infinite one leaves counts nothing."""
+    found = []
+    for _ in range(count):
+        found.append(kept(x))
+        x = torch.nan_to_num(x - found[-1], 0.0, 0.0, 0.0)
+    return found
+
+
+def _tf32(x: torch.Tensor) -> torch.Tensor:
+    """Rounded to 11 bits, as units for products take numbers of f32; ties away from zero."""
+    bits = x.contiguous().view(torch.int32)
+    rounded = (bits + (1 << 12)) & ~((1 << 13) - 1)
+    return torch.where(torch.isfinite(x), rounded, bits).view(torch.float32)
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:

@@ -96,7 +96,7 @@ def test_a_product_of_float32_of_casts_is_one_of_16_bits():
 
 def test_a_product_of_float32_of_which_one_factor_is_no_cast_is_a_call():
     (remark,) = remarks(lambda x, w: x.float() @ (w.float() * 3).mT, (4096, 1024), (4096, 1024))
-    assert "its factors are of f32 and f32, not of 16-bit floats" in remark
+    assert "nobody has measured what generated products of f32 reach" in remark
 
 
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu], ids=str)
