@@ -1,6 +1,8 @@
 """Softmaxes that a program writes as exponentials and their sum, as one operator.
 
-    p = (x - x.amax(-1, keepdim=True)).exp(); p / p.sum(-1, keepdim=True)      ->      x.softmax(-1)
+    p = (x - x.amax(-1, keepdim=True)).exp(); p / p.sum(-1, keepdim=True)          ->      x.softmax(-1)
+    p = (x - x.amax(-1, keepdim=True)).exp(); (p @ v) / p.sum(-1, keepdim=True)    ->      x.softmax(-1) @ v
+    (x - x.logsumexp(-1, keepdim=True)).exp()                                      ->      x.softmax(-1)
 
 This happens before AOTAutograd takes gradients: that of the maximum is a search for its places, and adds up to nothing. So attention with
 such a softmax is attention in training, too.
@@ -9,9 +11,11 @@ such a softmax is attention in training, too.
 from __future__ import annotations
 
 import operator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.fx import GraphModule, Node
 
 from .affine_values import argument, tensor_of, writes
@@ -21,6 +25,11 @@ _SUMS = (torch.sum, "sum")
 _MAXIMA = (torch.amax, "amax")
 _MAXIMA_WITH_PLACES = (torch.max, "max")
 _DIFFERENCES = (operator.sub, torch.sub, torch.subtract, "sub", "subtract")
+_LOG_SUMS = (torch.logsumexp, "logsumexp")
+_PRODUCTS = (operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm", "__matmul__")
+_EINSUMS = (torch.einsum, torch.functional.einsum)
+_BY_ELEMENT = (F.dropout, torch.dropout, "to", "float", "type_as", "half", "bfloat16")
+"""What keeps a factor of a row a factor of it."""
 _QUOTIENTS = (operator.truediv, torch.div, torch.true_divide, "div", "divide", "true_divide")
 
 
@@ -32,14 +41,15 @@ def name_softmaxes(gm: GraphModule) -> int:
         found = _softmax(end)
         if found is None:
             continue
-        x, dim, own = found
-        first = min(order[node] for node in own)
-        if any(writes(node) for node, k in order.items() if first < k < order[end] and node not in own):
+        first = min(order[node] for node in found.own)
+        if any(writes(node) for node, k in order.items() if first < k < order[end] and node not in found.own):
             continue
-        with gm.graph.inserting_before(end):
-            made = gm.graph.call_function(torch.softmax, (x, dim))
-        made.meta = dict(end.meta)
-        end.replace_all_uses_with(made)
+        with gm.graph.inserting_before(found.result):
+            made = gm.graph.call_function(torch.softmax, (found.x, found.dim))
+        made.meta = dict(found.result.meta)
+        found.result.replace_all_uses_with(made)
+        if found.result is not end:
+            end.replace_all_uses_with(found.rows)
         changed += 1
     if changed:
         gm.graph.eliminate_dead_code()
@@ -47,16 +57,32 @@ def name_softmaxes(gm: GraphModule) -> int:
     return changed
 
 
-def _softmax(end: Node) -> tuple[Node, int, set[Node]] | None:
-    """The tensor and the dimension that a quotient is a softmax of, and the nodes that compute it."""
+@dataclass(frozen=True)
+class _Softmax:
+    """A softmax by hand: of a tensor over a dimension, the nodes that compute it, and the one whose place it takes. `rows`: what is
+    divided by the sum later, where the exponentials are the result."""
+
+    x: Node
+    dim: int
+    own: set[Node]
+    result: Node
+    rows: Node
+
+
+def _softmax(end: Node) -> _Softmax | None:
+    """The softmax that a node completes."""
+    if _is(end, _EXPONENTIALS):
+        return _by_log_sum(end)
     operands = _pair(end, _QUOTIENTS)
-    if operands is None:
+    if operands is None or not _is(operands[1], _SUMS):
         return None
-    power, total = operands
-    if not _is(power, _EXPONENTIALS) or not _is(total, _SUMS) or argument(total, 0, "input") is not power:
+    rows, total = operands
+    power = argument(total, 0, "input")
+    if not isinstance(power, Node) or not _is(power, _EXPONENTIALS) or set(total.users) != {end}:
         return None
+    between = [] if rows is power else _weighed(power, rows, total)
     operands = _pair(argument(power, 0, "input"), _DIFFERENCES)
-    if operands is None or set(power.users) != {total, end} or set(total.users) != {end}:
+    if operands is None or between is None or set(power.users) != {total, between[0] if between else end}:
         return None
     x, top = operands
     own = {power, total, *power.all_input_nodes, top}
@@ -64,13 +90,62 @@ def _softmax(end: Node) -> tuple[Node, int, set[Node]] | None:
         top = argument(top, 0, "self")
         own.add(top)
     first = _maximum(top)
-    made, result = tensor_of(x), tensor_of(end)
-    if first is None or argument(first, 0, "input") is not x or made is None or result is None:
+    made = tensor_of(x)
+    if first is None or argument(first, 0, "input") is not x or made is None or not _is_like(end if not between else power, x):
         return None
     dims = {_kept(first, made.dim()), _kept(total, made.dim())}
     (dim,) = dims if len(dims) == 1 else (None,)
-    kind = made.dtype.is_floating_point and result.requires_grad and result.dtype == made.dtype and result.shape == made.shape
-    return (x, dim, {*own, first} - {x}) if dim is not None and kind and "dtype" not in total.kwargs else None
+    if dim is None or "dtype" in total.kwargs or (between and (dim != made.dim() - 1 or not _is_like(end, rows, same_type=False))):
+        return None
+    return _Softmax(x, dim, {*own, first, *between} - {x}, power if between else end, rows)
+
+
+def _by_log_sum(end: Node) -> _Softmax | None:
+    """An exponential of what is less the logarithm of the sum of all."""
+    operands = _pair(argument(end, 0, "input"), _DIFFERENCES)
+    if operands is None or not _is(operands[1], _LOG_SUMS) or argument(operands[1], 0, "input") is not operands[0]:
+        return None
+    x, log = operands
+    made = tensor_of(x)
+    dim = None if made is None else _kept(log, made.dim())
+    return None if dim is None or not _is_like(end, x) else _Softmax(x, dim, {end, log, *end.all_input_nodes} - {x}, end, end)
+
+
+def _weighed(power: Node, rows: Node, total: Node) -> list[Node] | None:
+    """The nodes between exponentials and rows that they weigh, with these: nothing else has any of them."""
+    found: list[Node] = []
+    node, weighed = rows, False
+    while node is not power:
+        found.insert(0, node)
+        is_product = not weighed and _weighs_rows(node)
+        if not is_product and not _is(node, _BY_ELEMENT):
+            return None
+        weighed = weighed or is_product
+        operands = node.args[1] if _is(node, _EINSUMS) and isinstance(node.args[1], tuple | list) else node.args
+        node = operands[1 if _is(node, _EINSUMS) and operands is node.args else 0]  # pyright: ignore[reportIndexIssue, reportOptionalSubscript, reportArgumentType, reportOperatorIssue]
+        if not isinstance(node, Node) or (node is not power and len(node.users) > 1):
+            return None
+    a, b = tensor_of(rows), tensor_of(total)
+    same = a is not None and b is not None and a.dim() == b.dim() and a.shape[:-1] == b.shape[:-1]
+    return found if weighed and same else None
+
+
+def _weighs_rows(node: Node) -> bool:
+    """Whether a node is a product whose first factor's rows are those of the result."""
+    if not _is(node, _EINSUMS):
+        return _is(node, _PRODUCTS)
+    equation = node.args[0].replace(" ", "") if isinstance(node.args[0], str) else ""
+    sides, _, result = equation.partition("->")
+    first, _, second = sides.partition(",")
+    return len(first) > 1 and first[-1:] in second and first[-1:] not in result and first[:-1] == result[:-1] and result[-1:] in second
+
+
+def _is_like(node: Node, x: Node, same_type: bool = True) -> bool:
+    """Whether a node gives floats of the type and the sizes of another one, and a gradient is taken of them."""
+    a, b = tensor_of(node), tensor_of(x)
+    if a is None or b is None or not a.requires_grad:
+        return False
+    return b.dtype.is_floating_point and (not same_type or a.dtype == b.dtype) and a.shape == b.shape
 
 
 def _maximum(top: Any) -> Node | None:

@@ -58,6 +58,34 @@ def wide_sum(x):
     return p / p.sum(-1, keepdim=True, dtype=torch.float64)
 
 
+def log_sum(x):
+    return torch.exp(x - torch.logsumexp(x, -1, keepdim=True))
+
+
+def divided_later(x):
+    p = (x - x.amax(-1, keepdim=True)).exp()
+    return (p.to(x.dtype) @ x.detach()) / p.sum(-1, keepdim=True)
+
+
+def einsum_later(x):
+    p = (x - x.amax(-1, keepdim=True)).exp()
+    return torch.einsum("ij,jd->id", torch.dropout(p, 0.0, True), x.detach()) / p.sum(-1, keepdim=True)
+
+
+def other_rows(x):
+    p = (x - x.amax(-1, keepdim=True)).exp()
+    return (x.detach() @ p) / p.sum(-1, keepdim=True)
+
+
+def other_columns(x):
+    p = (x - x.amax(-1, keepdim=True)).exp()
+    return torch.einsum("ij,jd->di", p, x.detach()) / p.sum(-1, keepdim=True)
+
+
+def another_sum(x):
+    return torch.exp(x * 2 - torch.logsumexp(x, -1, keepdim=True))
+
+
 FOUND, OTHERS = [methods, functions, detached], [another_dimension, not_kept, needed, of_another, written, wide_sum]
 
 
@@ -83,7 +111,21 @@ def test_what_is_a_softmax(function, trains):
     torch.testing.assert_close(got, function(x.clone()), equal_nan=True)
 
 
-@pytest.mark.parametrize("function", FOUND)
+LATER = [log_sum, divided_later, einsum_later]
+
+
+@pytest.mark.parametrize("function", [*LATER, other_rows, other_columns, another_sum])
+def test_what_is_divided_later(function):
+    torch._dynamo.reset()
+    x, graphs = torch.linspace(-1, 2, 16).view(4, 4), []
+    torch.compile(function, backend=lambda gm, _: graphs.append(gm) or gm.forward)(x.clone().requires_grad_())
+    (gm,) = graphs
+    assert name_softmaxes(gm) == (function in LATER)
+    (got,) = gm(x.clone())
+    torch.testing.assert_close(got, function(x.clone()))
+
+
+@pytest.mark.parametrize("function", [*FOUND, *LATER])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiled(function, dtype):
     torch._dynamo.reset()
