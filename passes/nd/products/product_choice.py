@@ -45,6 +45,7 @@ from .grouped_products import GroupedProduct
 from .joined_factors import joined_factor
 from .own_scores import give_own_scores
 from .scaled_products import ScaledProduct
+from .shared_batches import share_batches
 
 CONSTANT = nd.FullOp | nd.IotaOp
 """Operations whose elements are nowhere in memory."""
@@ -91,6 +92,7 @@ class ProductChooser:
     def choose(self, func: FuncOp) -> tuple[dict[Operation, Choice], list[Candidate]]:
         """What becomes of each product of a function, and the candidates of which blocks of columns are to be products of their own."""
         self._give_own_scores(func)
+        self._share_batches(func)
         found: dict[Operation, Choice] = {}
         parted: list[Candidate] = []
         works: dict[Operation, Contraction] = {}
@@ -122,6 +124,19 @@ class ProductChooser:
                     weighed = library_ns(_work((op,), _Region([op.result], set()), 0, self.hints, self.types), self.gpu)
                     if self._kernel_ns(one) <= weighed + stream_ns(float(bytes_of(one.weights, self.hints)), self.gpu):
                         give_own_scores(one)
+
+    def _share_batches(self, func: FuncOp) -> None:
+        """What may be one kernel has the same batch dimensions."""
+        while True:
+            possible = [op for op in _products(func) if self.may_be_scores(op)]
+            one = next((one for one in self._carried(possible) if share_batches(one.scores, one.products)), None)
+            if one is None:
+                return
+
+    def _carried(self, possible: Sequence[nd.MatmulOp]) -> Iterator[CarriedScores | CarriedWeights]:
+        """The attention, and the groups of products, that are seen."""
+        yield from (one for op in possible if isinstance(one := carried_scores(op, possible, self.symbols), CarriedScores))
+        yield from carried_weights(possible, self.symbols)
 
     def _kernel_ns(self, one: CarriedScores) -> float:
         """The price of a kernel that keeps scores on chip."""

@@ -142,6 +142,13 @@ def padded(q, k, v, there):
     return torch.softmax(products(q, k).float().masked_fill(~there[:, None, None], -math.inf), -1).to(v.dtype) @ v
 
 
+def flattened(q, k, v, there):
+    """Heads are batches of the products, and parted for the mask."""
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    scores = torch.bmm(q, k.mT).view(2, 3, 66, 70).float().masked_fill(~there[:, None, None], -1e9).flatten(0, 1)
+    return torch.bmm(torch.softmax(scores, -1).to(v.dtype), v)
+
+
 Q, K, V = numbers(2, 3, 66, 32), numbers(2, 3, 70, 32), numbers(2, 3, 70, 40)
 HALF = [x.to(torch.float16) for x in (Q, K, V)]
 THERE = torch.arange(70) < torch.tensor([[50], [0]])
@@ -169,6 +176,7 @@ PROGRAMS = {
     "keys expanded to groups of heads": (expanded, [Q, K[:, :1], V[:, :1]]),
     "two biases": (two_biases, [Q, K, V, numbers(3, 66, 70), THERE]),
     "window": (window, [Q, K, V]),
+    "heads flattened": (flattened, [Q, K, V, THERE]),
     "one batch of many rows": (plain, [numbers(130, 64), numbers(257, 64), numbers(257, 64)]),
     "a scale behind": (lambda q, k, v: plain(q, k, v) * 2, [Q, K, V]),
 }

@@ -1,0 +1,179 @@
+"""Products and what lies between them with the same batch dimensions, so that their nests have the same loops.
+
+    %s = nd.matmul %q, %k : 16 x N x M ; %t = nd.reshape %s : 2 x 8 x N x M ; %u = f(%t) ; %p = softmax(nd.reshape %u : 16 x N x M)
+    ->  %q, %k = nd.reshape ... : 2 x 8 x ... ; %s = nd.matmul %q, %k : 2 x 8 x N x M ; %p = softmax(f(%s)) : 2 x 8 x N x M
+
+A program that flattens heads into the batch, and parts them again for a mask, gives two kinds of loops to one attention. The dimensions
+that all others merge are taken for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from xdsl.ir import Block, Operation, SSAValue
+
+from ....dialects import nd
+from ....dialects.expr import ONE, Expr, product
+from ....dialects.nd.base import IntsAttr
+from ....dialects.nd.pointwise import PointwiseOp
+from ....dialects.nd.types import tensor_type
+
+Dims = tuple[Expr, ...]
+
+
+def share_batches(scores: Collection[nd.MatmulOp], weighed: Collection[nd.MatmulOp]) -> bool:
+    """Give products of scores, the ones that are weighed by these, and what lies between, as many batch dimensions as any of it has;
+    whether that changed something. Views around them keep the types that others see."""
+    region = _Region.of(next(iter(scores)))
+    if region.batch is ONE:
+        return False
+    for op in (*scores, *weighed):
+        region.add(op.result)
+    region.grow()
+    batch = region.batch_dims()
+    if batch is None:
+        return False
+    region.rewrite(batch)
+    return True
+
+
+@dataclass
+class _Region:
+    """Values with one number for each score, or for each row of them, whose first dimensions are the batch."""
+
+    batch: Expr
+    sizes: tuple[Expr, ...]
+    prefixes: dict[SSAValue, int] = field(default_factory=dict)
+    """The values, and how many dimensions of each are the batch."""
+
+    @classmethod
+    def of(cls, scores: nd.MatmulOp) -> _Region:
+        *batch, rows, columns = tensor_type(scores.result).dims
+        count = product(batch)
+        return cls(count, (count * rows * columns, count * rows, count * columns))
+
+    def add(self, value: SSAValue) -> bool:
+        """Take a value in, if its first dimensions are the batch; whether it is new."""
+        if value in self.prefixes:
+            return False
+        dims = tensor_type(value).dims
+        found = next((k for k in range(1, len(dims) + 1) if product(dims[:k]) is self.batch), None)
+        if found is not None:
+            self.prefixes[value] = found
+        return found is not None
+
+    def grow(self) -> None:
+        """Take in all that is computed of values inside, and what they are computed of."""
+        worklist = list(self.prefixes)
+        while worklist:
+            value = worklist.pop()
+            op = value.owner
+            near = [use.operation for use in value.uses]
+            near += [v.owner for v in op.operands] if isinstance(op, Operation) and not isinstance(op, nd.MatmulOp) else []
+            for other in near:
+                if isinstance(other, Operation) and self._follows(other) and self.add(other.results[0]):
+                    worklist.append(other.results[0])
+
+    def _follows(self, op: Operation) -> bool:
+        """Whether an operation near values of the region has the batch of these."""
+        if not isinstance(op, (PointwiseOp, nd.RandomOp, nd.ReshapeOp, nd.PermuteOp, nd.ReduceOp)):
+            return False
+        if isinstance(op, (PointwiseOp, nd.RandomOp)):
+            return product(tensor_type(op.results[0]).dims) in self.sizes
+        source = op.operands[0]
+        if source not in self.prefixes or product(tensor_type(op.results[0]).dims) not in self.sizes:
+            return False
+        first = range(self.prefixes[source])
+        if isinstance(op, nd.PermuteOp):
+            return tuple(op.dims.data[: len(first)]) == tuple(first)
+        return isinstance(op, nd.ReshapeOp) or all(d not in first for d in op.dims.data)
+
+    def batch_dims(self) -> Dims | None:
+        """The batch dimensions that all others merge; None where all are the same, or there are none."""
+        computed = [(v, k) for v, k in self.prefixes.items() if not isinstance(v.owner, nd.ReshapeOp)]
+        found = {tuple(n for n in tensor_type(v).dims[:k] if n is not ONE) for v, k in computed}
+        longest = max(found, key=len)
+        return longest if len(found) > 1 and all(_groups(dims, longest) is not None for dims in found) else None
+
+    def rewrite(self, batch: Dims) -> None:
+        """Put each operation again, with these batch dimensions."""
+        block = next(iter(self.prefixes)).owner.parent
+        assert isinstance(block, Block)
+        old = [op for op in block.ops if op.results and op.results[0] in self.prefixes]
+        new: dict[SSAValue, SSAValue] = {}
+        for op in old:
+            (result,) = op.results
+            t, prefix = tensor_type(result), self.prefixes[result]
+            if isinstance(op, nd.ReshapeOp) and new[op.input].type == t.with_dims((*batch, *t.dims[prefix:])):
+                new[result] = new[op.input]
+                continue
+            made = op.clone()
+            views = list(self._operands(made, batch, new, t.dims, prefix))
+            made.results[0]._type = t.with_dims((*batch, *t.dims[prefix:]))  # pyright: ignore[reportAttributeAccessIssue]
+            if isinstance(made, (nd.PermuteOp, nd.ReduceOp)):
+                self._shift(made, op.operands[0], batch)
+            block.insert_ops_before([*views, made], op)
+            new[result], made.results[0].name_hint = made.results[0], result.name_hint
+        inside = set(old)
+        for op in reversed(old):
+            outside = [use for use in op.results[0].uses if use.operation not in inside]
+            if outside:
+                view = nd.ReshapeOp.new((new[op.results[0]],), tensor_type(op.results[0]))
+                block.insert_op_before(view, op)
+                for use in outside:
+                    use.operation.operands[use.index] = view.result
+        for op in reversed(old):
+            op.detach()
+            op.erase(safe_erase=False)
+
+    def _operands(self, made: Operation, batch: Dims, new: dict[SSAValue, SSAValue], dims: Dims, prefix: int) -> Iterator[nd.ReshapeOp]:
+        """Give an operation the operands that it has with other batch dimensions; the views that this takes."""
+        for k, value in enumerate(made.operands):
+            if value in new:
+                made.operands[k] = new[value]
+                continue
+            own = tensor_type(value).dims
+            if isinstance(made, nd.MatmulOp):
+                wanted = (*batch, *own[-2:])
+            elif isinstance(made, PointwiseOp):
+                wanted = _broadcast(own, dims, prefix, batch)
+            else:
+                continue
+            if wanted != own:
+                view = nd.ReshapeOp.new((value,), tensor_type(value).with_dims(wanted))
+                made.operands[k] = view.result
+                yield view
+
+    def _shift(self, made: nd.PermuteOp | nd.ReduceOp, source: SSAValue, batch: Dims) -> None:
+        """The dimensions that an operation names, of a value with other batch dimensions."""
+        before = self.prefixes[source]
+        dims = [d + len(batch) - before for d in made.dims.data if d >= before]
+        made.properties["dims"] = IntsAttr.get(tuple([*range(len(batch)), *dims] if isinstance(made, nd.PermuteOp) else dims))
+
+
+def _groups(dims: Dims, batch: Dims) -> list[Dims] | None:
+    """The dimensions of a batch that each of `dims` merges; None where these are no merged ones."""
+    found: list[Dims] = []
+    rest = list(batch)
+    for size in dims:
+        taken: list[Expr] = []
+        while product(taken) is not size:
+            if not rest:
+                return None
+            taken.append(rest.pop(0))
+        found.append(tuple(taken))
+    return None if rest else found
+
+
+def _broadcast(own: Dims, dims: Dims, prefix: int, batch: Dims) -> Dims:
+    """The sizes of an operand whose operation gets other batch dimensions. `dims`: what the operation gave, `prefix` of them the batch."""
+    tail = len(dims) - prefix
+    if len(own) <= tail:
+        return own
+    front = [ONE] * (len(dims) - len(own)) + list(own[: len(own) - tail])
+    groups = _groups(dims[:prefix], batch)
+    assert groups is not None
+    made = [n for size, group in zip(front, groups, strict=True) for n in ([ONE] * len(group) if size is ONE else group)]
+    return (*made, *own[len(own) - tail :])
