@@ -68,7 +68,8 @@ def _is_shared(value: Node) -> bool:
     sizes = value_of(value).shape
     for user in value.users:
         given = user.meta.get("val")
-        if user.target is aten.expand.default or (user.target in VIEWS and _is_shared(user)):
+        repeats = user.target is aten.expand.default and not same_sizes(value_of(user).shape, sizes)
+        if repeats or (user.target in VIEWS and _is_shared(user)):
             return True
         if _pointwise(user) and isinstance(given, torch.Tensor) and not same_sizes(given.shape, sizes):
             return True

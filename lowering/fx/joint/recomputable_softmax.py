@@ -7,7 +7,7 @@ So a row's maximum and the sum of its exponentials are kept, and backward comput
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ def spell_out_softmaxes(graph: Graph, backward: Collection[Node], left: Collecti
         if gradient_of is None or node in backward or {str(f.overloadpacket) for f in (node.target, gradient_of)} & set(left):
             continue
         gradients = [u for u in node.users if u.target is gradient_of and u.args[1] is node]
-        found = list(readers(node))
+        found = list(_readers(node))
         again_read = [u for u in found if u in backward]
         if not again_read or any(u.op == "output" for u in found) or not all(u in gradients or by_element(u) for u in again_read):
             continue
@@ -74,6 +74,14 @@ def spell_out_softmaxes(graph: Graph, backward: Collection[Node], left: Collecti
             graph.erase_node(gradient)
         spelt += 1
     return spelt
+
+
+def _readers(value: Node) -> Iterator[Node]:
+    """Who reads a value, or it in another type."""
+    for user in readers(value):
+        yield user
+        if user.target is prims.convert_element_type.default:
+            yield from _readers(user)
 
 
 def _values(w: Writer, x: Node, dim: int) -> tuple[Node | None, Node | None]:

@@ -22,12 +22,13 @@ from ..fx_graphs import VIEWS, Writer, same_sizes, value_of
 aten, prims = torch.ops.aten, torch.ops.prims
 
 _CASTS = (prims.convert_element_type.default, aten._to_copy.default)
-_SAME_ORDER = (
-    *_CASTS, aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.detach.default, aten.alias.default,
-    aten.clone.default,
+_ROW_MAJOR = (
+    aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.detach.default, aten.alias.default, aten.clone.default,
+    aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims,
 )  # fmt: skip
 """Operators that give the elements of their first argument, in their order; an expansion of nothing, at least."""
-_PRODUCTS = (aten.mm.default, aten.bmm.default)
+PRODUCTS = (aten.mm.default, aten.bmm.default)
+"""Products of matrices."""
 
 
 def shorten_row_sums(gm: GraphModule, devices: Collection[str] = ("cuda",)) -> int:
@@ -43,15 +44,16 @@ def shorten_row_sums(gm: GraphModule, devices: Collection[str] = ("cuda",)) -> i
         found = _rows(grad, y)
         if found is None or not _is_shorter(found[2], t):
             continue
-        product, weights, rows, exact = found
+        product, weights, rows, factors = found
         with gm.graph.inserting_before(node):
             w = Writer(node)
-            known = [u for u in weights.users if u.target in _PRODUCTS and u.args == (weights, rows)]
-            result = known[0] if known else w(_PRODUCTS[value_of(weights).dim() - 2], weights, rows)
+            result = _known(weights, rows) or w(PRODUCTS[value_of(weights).dim() - 2], weights, rows)
             sums = w(aten.sum.dim_IntList, w(aten.mul.Tensor, w.wide(product.all_input_nodes[0]), w.wide(result)), [-1], True)
             sums = w(aten.view.default, sums, [*w.sizes(y)[:-1], 1])
-            if exact:
+            if all(_goes_with(factor, t) for factor in factors):
                 grad = w(aten.view.default, w(product.target, *(_wide(w, x) for x in product.all_input_nodes)), w.sizes(y))
+                for factor in factors:
+                    grad = w(aten.mul.Tensor, grad, factor)
             made = w(aten.mul.Tensor, w.wide(y), w(aten.sub.Tensor, w.wide(grad), sums))
             if value_of(made).dtype != dtype:
                 made = w(prims.convert_element_type.default, made, dtype)
@@ -70,8 +72,14 @@ def _wide(w: Writer, x: Node) -> Node:
     return w(x.target, _wide(w, x.all_input_nodes[0]), *x.args[1:]) if x.target in VIEWS else w.wide(x)
 
 
-def _rows(grad: Node, y: Node) -> tuple[Node, Node, Node, bool] | None:
-    """The product that the gradient of weights `y` is, these as they weigh, the rows that they do, and whether nothing is between."""
+def _goes_with(factor: Any, y: torch.Tensor) -> bool:
+    """Whether the gradient of weights can be multiplied by a factor before it is rounded."""
+    value = value_of(factor) if isinstance(factor, Node) else None
+    return isinstance(value, torch.Tensor) and same_sizes(value.shape, y.shape) and value.dtype in (torch.float32, torch.float64)
+
+
+def _rows(grad: Node, y: Node) -> tuple[Node, Node, Node, tuple[Any, ...]] | None:
+    """The product that the gradient of weights `y` is, these as they weigh, the rows that they do, and the factors between."""
     for given, product in _behind(grad, y):
         rows = _transposed(product.args[1])
         if rows is None:
@@ -79,7 +87,7 @@ def _rows(grad: Node, y: Node) -> tuple[Node, Node, Node, bool] | None:
         for taken, weights in _weights(y, y):
             a, b = value_of(weights), value_of(product)
             if taken == given and same_sizes(a.shape, b.shape) and a.dtype == value_of(rows).dtype:
-                return product, weights, rows, not given
+                return product, weights, rows, given
     return None
 
 
@@ -87,9 +95,9 @@ def _behind(grad: Any, y: Node, factors: tuple[Any, ...] = ()) -> Iterator[tuple
     """Products that a gradient may be, but for factors that it is multiplied by, the one that the weights meet first in front."""
     if not isinstance(grad, Node) or not _has_all(grad, y):
         return
-    if grad.target in _PRODUCTS:
+    if grad.target in PRODUCTS:
         yield factors, grad
-    elif grad.target in _SAME_ORDER:
+    elif keeps_order(grad):
         yield from _behind(grad.args[0], y, factors)
     elif grad.target is aten.native_dropout_backward.default:
         yield from _behind(grad.args[0], y, (*factors, grad.args[1]))
@@ -106,30 +114,74 @@ def _weights(x: Node, y: Node, factors: tuple[Any, ...] = ()) -> Iterator[tuple[
             found = {u.args[1]: u for u in user.users if u.target is operator.getitem}
             if 0 in found and 1 in found:
                 yield from _weights(found[0], y, (*factors, found[1]))
-        elif user.target in _SAME_ORDER and _has_all(user, y):
+        elif keeps_order(user) and _has_all(user, y):
             yield from _weights(user, y, factors)
         elif user.target is aten.mul.Tensor and x in user.args and _has_all(user, y):
             yield from _weights(user, y, (*factors, user.args[user.args[0] is x]))
 
 
+def _known(weights: Node, rows: Node) -> Node | None:
+    """The product of weights by rows that the graph has, of these or of other views of them, in batches as it has them."""
+    wanted = value_of(weights).shape
+    start = _whole(weights)
+    worklist, seen = [start], {start}
+    while worklist:
+        one = worklist.pop()
+        for user in one.users:
+            if user.target in PRODUCTS and user.args[0] is one and _whole(user.args[1]) is _whole(rows):
+                if same_sizes(value_of(one).shape, wanted):
+                    return user
+            elif user not in seen and user.target not in _CASTS and keeps_order(user) and _has_all(user, weights):
+                seen.add(user)
+                worklist.append(user)
+    return None
+
+
+def _whole(x: Any) -> Any:
+    """What a tensor is a view of, in the same order."""
+    while isinstance(x, Node) and x.target not in _CASTS and keeps_order(x) and _has_all(x, x.args[0]):  # pyright: ignore[reportArgumentType]
+        x = x.args[0]
+    return x
+
+
+def keeps_order(node: Node) -> bool:
+    """Whether an operator gives the elements of its first argument, in their order: where it has all of them."""
+    if node.target in (*_ROW_MAJOR, *_CASTS):
+        return True
+    if node.target is not aten.permute.default:
+        return False
+    sizes, order = value_of(node.args[0]).shape, node.args[1]  # pyright: ignore[reportArgumentType]
+    moved = [d % len(sizes) for d in order if not statically_known_true(sizes[d] == 1)]  # pyright: ignore[reportGeneralTypeIssues, reportOptionalIterable]
+    return moved == sorted(moved)
+
+
 def _has_all(x: Node, y: Node) -> bool:
-    """Whether a tensor has as many elements as another one, and rows as long."""
-    a, b = value_of(x), value_of(y)
-    return a.dim() > 1 and same_sizes(a.shape[-2:], b.shape[-2:]) and statically_known_true(a.numel() == b.numel())
+    """Whether a tensor has as many elements as another one."""
+    a, b = x.meta.get("val"), value_of(y)
+    return isinstance(a, torch.Tensor) and statically_known_true(a.numel() == b.numel())
 
 
 def _transposed(x: Any) -> Node | None:
-    """The matrices that others are, transposed."""
-    if not isinstance(x, Node):
-        return None
+    """The matrices that others are, transposed, whatever stands for views of them."""
+    while isinstance(x, Node):
+        if x.target in (aten.permute.default, aten.transpose.int, aten.t.default) and not keeps_order(x):
+            return x.args[0] if _swaps(x) else None  # pyright: ignore[reportReturnType]
+        if not keeps_order(x) or x.target in _CASTS or not same_sizes(value_of(x).shape[-2:], value_of(x.args[0]).shape[-2:]):  # pyright: ignore[reportArgumentType]
+            return None
+        x = x.args[0]
+    return None
+
+
+def _swaps(x: Node) -> bool:
+    """Whether a permutation is that of the last two dimensions."""
     rank = value_of(x).dim()
     order = list(range(rank))
     if x.target is aten.permute.default:
         order = [d % rank for d in x.args[1]]  # pyright: ignore[reportGeneralTypeIssues, reportOptionalIterable, reportOperatorIssue]
-    elif x.target in (aten.transpose.int, aten.t.default):
+    else:
         first, second = (d % rank for d in (*x.args[1:], 0, 1)[:2])  # pyright: ignore[reportOperatorIssue]
         order[first], order[second] = second, first
-    return x.args[0] if order == [*range(rank - 2), rank - 1, rank - 2] else None  # pyright: ignore[reportReturnType]
+    return order == [*range(rank - 2), rank - 1, rank - 2]
 
 
 def _is_shorter(rows: Node, weights: torch.Tensor) -> bool:
