@@ -7,3 +7,6 @@ KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 """What is added to the words of the key from round to round."""
 
 ROUNDS = 10
+
+SEED_RANGE = (-(1 << 63), (1 << 63) - 1)
+"""The range that seeds are drawn from, without its end."""

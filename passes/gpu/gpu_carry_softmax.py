@@ -6,6 +6,7 @@
     C: o[i, d] = sum_j p[i, j] * (1 / l[i]) * v[j, d]                       }; o[i, d] = %dot * (1 / %sum)
 
 What lies between the products and the exponentials (f) goes along as it is. Factors of a row behind the exponentials multiply the result;
+those that each weight has of its own (dropout) the rows that are weighed, of which the kernel takes them to the weights again;
 where a condition on the row makes its weights 0 (no score is finite), the result is 0. Numbers of a row that others read, too (logsumexp,
 for training), are stored by the first iterations of the loops that they do not vary along. Exponentials that the program rounds to the
 type of v are rounded before they are divided, by one reciprocal for a row. The counterpart in MLIR is `linalg_ext.online_attention` of
@@ -216,7 +217,10 @@ class _Writer(TermWriter):
                 self.values[op.result] = self.element(op)
             else:
                 self.place(op, self.body if op.parent is found.top.block else self.row)
-        self.body.place(loop.YieldOp.create(operands=[self.values.get(exponent, exponent), self.values.get(found.value, found.value)]))
+        weighed = self.values.get(found.value, found.value)
+        for factor in self._factors():
+            weighed = self.body.emit(arith.MulfOp, (factor, weighed), f32, fastmath=arith.FastMathFlagsAttr("none"))
+        self.body.place(loop.YieldOp.create(operands=[self.values.get(exponent, exponent), weighed]))
         self.after = Cursor(self.nest.block, found.reduce)
         self._rows()
         stores = [self._stored(tensor, out) for tensor, out in outs.items()]
@@ -224,6 +228,23 @@ class _Writer(TermWriter):
         found.reduce.erase()
         self.finish()
         return stores
+
+    def _factors(self) -> list[SSAValue]:
+        """What each weight is multiplied by behind its exponential, in the body."""
+        found, made = self.found, list[SSAValue]()
+        scores = {found.storing, *_producers(found)}
+        for factor, block in found.scales.each:
+            around = block.parent_op()
+            assert isinstance(around, loop.LoopLike)
+            self.values[around.indices[0]] = self.made.indices[0]
+            blocks = (block,) if around is found.reduce else (found.storing.block, block)
+            for op in needed(factor, blocks):
+                if isinstance(op, loop.LoopLike) or (isinstance(op, loop.LoadOp) and op.source.owner in scores):
+                    raise Refused("a factor of a weight is computed of scores")
+                if op.results[0] not in self.values:
+                    self.place(op, self.body if op.parent is block else self.row)
+            made.append(self.values.get(factor, factor))
+        return made
 
     def _rows(self) -> None:
         """What the nest knows of the row stands behind the reduction, then the scaled sums."""
@@ -241,7 +262,7 @@ class _Writer(TermWriter):
                 op.erase()
         _move_behind(self.made, found.reduce)
         total = self.made.results[2]
-        for cls, by in reversed(found.scales):
+        for cls, by in reversed(found.scales.rows):
             of_weights = isinstance(by.owner, Operation) and by.owner.parent is storing.block
             value = self._row_value(by, known) if of_weights else read.get(by, by)
             if cls is arith.DivfOp and value is self.made.results[1]:  # which is 1 or more, or of a row without a score

@@ -24,12 +24,12 @@ from ...dialects.nd.call_args import KERNEL_CALL, Arg, Enum, Obj
 from ...dialects.nd.pointwise import OPS, BitcastOp, CastOp, CmpOp, FmaOp, MapOp, SelectOp
 from ...dialects.nd.types import LayoutAttr, TensorType
 from ...dialects.support.special import ORTHOGONAL_POLYNOMIALS
+from ...lowering.fx.philox import random_numbers
 from ...lowering.fx_to_nd.core.metadata import TORCH_DTYPES
 from ...targets.host.interpreted.python_runtime import reinterpret
 from .batch import run_batch, run_call
 from .errors import InterpreterError
 from .kernels import run_user_kernel
-from .philox import random_numbers
 
 State = dict[SSAValue, Any]
 

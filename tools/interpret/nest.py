@@ -20,11 +20,11 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from ...dialects import loop
 from ...dialects.expr import Expr, IndexMap, evaluate, free_dims, to_python
 from ...dialects.expr.syntax import IndexMapAttr
+from ...lowering.fx.philox import random_numbers
 from ...lowering.fx_to_nd.core.metadata import TORCH_DTYPES
 from . import reductions as interpret_reductions
 from . import scalars as interpret_scalars
 from .errors import InterpreterError
-from .philox import random_numbers
 
 _INTEGERS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64, torch.uint8: torch.int8}
 

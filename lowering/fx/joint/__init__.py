@@ -9,6 +9,10 @@ REWRITES = (
         lambda s: s.trains and "loop-layout" not in s.left_out, counter="training_layouts",
     ),
     FxRewrite(
+        "spell-out-dropout", "joint.drawn_weights:spell_out_dropout", "backward draws dropout of attention again on a GPU",
+        lambda s: s.trains and s.own_partition and not s.random_from_eager, lambda s: (s.left_to_aten,), counter="drawn_weights",
+    ),
+    FxRewrite(
         "shorten-row-sums", "joint.softmax_row_sums:shorten_row_sums", "gradients of attention sum over rows of its result on a GPU",
         lambda s: not s.eager_numerics, counter="short_row_sums",
     ),

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from ....passes.cost.contraction_price import MAX_WEIGHED_ELEMENTS
 from ....passes.nd.nd_attention import MIN_GPU_SCORES
 from ..fx_graphs import VIEWS, readers, value_of
+from .drawn_weights import drawn_seeds
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -83,8 +84,8 @@ def _attention(power: Node, backward: Collection[Node], by_element: Callable[[No
 
 
 def _of_nothing(node: Node) -> set[Node]:
-    """What a node is computed by, if that reads no input and draws nothing (a mask of positions); else nothing."""
-    found = _closure([node], lambda one: one.all_input_nodes)
+    """What a node is computed by, if that reads nothing but seeds and draws none (a mask of positions, one of dropout); else nothing."""
+    found = _closure([node], lambda one: [n for n in one.all_input_nodes if n.target is not drawn_seeds])
     fixed = all(isinstance(n.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded not in n.target.tags for n in found)
     return found if fixed and not any("recompute" in n.meta or n.target in _PRODUCTS for n in found) else set()
 

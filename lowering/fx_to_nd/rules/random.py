@@ -15,13 +15,12 @@ from ....dialects.expr import as_expr
 from ....dialects.nd.base import ExprsAttr, IntsAttr
 from ....dialects.nd.call_args import Call, CallAttr, Enum
 from ....dialects.nd.types import FLOATS, TensorType
+from ....dialects.support.philox import SEED_RANGE
 from ..core.builder import UNIT, Dims, text
 from ..core.importer import Importer
 from ..core.registry import packet, rule
 
 aten = torch.ops.aten
-
-_SEED_LOW, _SEED_HIGH = -(1 << 63), (1 << 63) - 1
 
 
 def draw(b: Importer, kind: str, dims: Dims) -> SSAValue:
@@ -31,9 +30,12 @@ def draw(b: Importer, kind: str, dims: Dims) -> SSAValue:
         op = nd.ExternOp.create(result_types=(TensorType.get((2,), i64, b.device),), location=b.location)
         b.ops.insert(0, op)  # before the first layer, which is then as the others
         b.seeds = op.results[0]
-    starts = ExprsAttr.get((2 * b.random_sites,))
     b.random_sites += 1
-    seed = b.emit(nd.SliceOp, (b.seeds,), (as_expr(2),), i64, starts=starts, steps=ExprsAttr.get((1,)))
+    return _of_site(b, kind, b.seeds, b.random_sites - 1, dims)
+
+
+def _of_site(b: Importer, kind: str, seeds: SSAValue, site: int, dims: Dims) -> SSAValue:
+    seed = b.emit(nd.SliceOp, (seeds,), (as_expr(2),), i64, starts=ExprsAttr.get((2 * site,)), steps=ExprsAttr.get((1,)))
     dtype = i64 if kind == "randint" else f32
     return b.emit(nd.RandomOp, (seed,), dims, dtype, kind=text(kind), index=IntsAttr.get((0,)))
 
@@ -44,12 +46,32 @@ def write_seeds(b: Importer) -> None:
         return
     count = 2 * b.random_sites
     op: Any = b.seeds.owner
+    op.properties.update({"call": CallAttr(_seeds_call(b, count)), "effect": UNIT})
+    b.seeds._type = TensorType.get((as_expr(count),), i64, b.device)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _seeds_call(b: Importer, count: int) -> Call:
+    """torch's generator gives so many numbers of 64 bits."""
     options = [("dtype", Enum("dtype", "int64"))]
     if b.device != "cpu":
         options.append(("device", Enum("device", b.device)))
-    call = Call("aten.randint.low", (_SEED_LOW, _SEED_HIGH, (count,)), tuple(options))
-    op.properties.update({"call": CallAttr(call), "effect": UNIT})
-    b.seeds._type = TensorType.get((as_expr(count),), i64, b.device)  # pyright: ignore[reportAttributeAccessIssue]
+    return Call("aten.randint.low", (*SEED_RANGE, (count,)), tuple(options))
+
+
+@rule("stepwell::drawn_seeds")
+def _drawn_seeds(b: Importer, count: int, device: Any) -> SSAValue:
+    """`spell_out_dropout` writes these: backward reads them, too."""
+    op = nd.ExternOp.create(
+        result_types=(TensorType.get((as_expr(2 * count),), i64, b.device),),
+        properties={"call": CallAttr(_seeds_call(b, 2 * count)), "effect": UNIT}, location=b.location,
+    )  # fmt: skip
+    b.ops.append(op)
+    return op.results[0]
+
+
+@rule("stepwell::drawn_uniform")
+def _drawn_uniform(b: Importer, seeds: SSAValue, site: int, size: Any) -> SSAValue:
+    return _of_site(b, "rand", seeds, site, b.out_dims)
 
 
 def _ours(b: Importer, options: dict[str, Any]) -> bool:
@@ -114,7 +136,7 @@ def _dropout(b: Importer, x: SSAValue, p: float, train: bool | None) -> Any:
         return b.full(0, b.dtype(x), b.dims(x)), b.full(False, i1, b.dims(x))
     mask = b.cmp("gt", draw(b, "rand", b.dims(x)), p)
     wide = b.widen(x)
-    return b.mul(b.mul(b.cast(mask, b.dtype(wide)), wide), 1.0 / (1.0 - p)), mask
+    return b.mul(wide, b.mul(b.cast(mask, b.dtype(wide)), 1.0 / (1.0 - p))), mask
 
 
 @rule(aten.native_dropout_backward)

@@ -98,6 +98,8 @@ def lower_weighed(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
         (added,) = reduce_axis(scores, [weights], 1, Accumulator("sum", [f32]).combine)
         total = b.elementwise(arith.AddfOp, (b.elementwise(arith.MulfOp, (total, less), NO_FLAGS), added), NO_FLAGS)
         sums = b.elementwise(arith.MulfOp, (sums, b.to_shape(less, s.full)), NO_FLAGS)
+        if found.factor is not None:
+            weights = b.elementwise(arith.MulfOp, (weights, b.to_shape(scores.get(found.factor), scores.full)), NO_FLAGS)
         weights = b.cast(arith.TruncFOp, weights, found.element)
         return [new, total, b.place(DotOp.make(weights, values.matrix(found.value, found.element), sums)).results[0]]
 

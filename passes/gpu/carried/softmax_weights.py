@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
@@ -21,7 +22,27 @@ from ..gpu_online_softmax import computed_alike
 CASTS = (arith.ExtFOp, arith.TruncFOp)
 
 
-@dataclass
+@dataclass(frozen=True)
+class Scaling:
+    """What a value is scaled by. `rows`: operations with numbers of a row of the nest, or conditions on it that make it 0; the last step
+    comes first. `each`: factors that each term has of its own, and the bodies that they stand in."""
+
+    rows: tuple[tuple[type[Operation], SSAValue], ...] = ()
+    each: tuple[tuple[SSAValue, Block], ...] = ()
+
+    def by_row(self, cls: type[Operation], value: SSAValue) -> Scaling:
+        """One step more, in front of the others."""
+        return Scaling((*self.rows, (cls, value)), self.each)
+
+    def by_term(self, value: SSAValue, block: Block) -> Scaling:
+        """With another factor of each term."""
+        return Scaling(self.rows, (*self.each, (value, block)))
+
+
+_NONE = Scaling()
+
+
+@dataclass(frozen=True)
 class SoftmaxWeights:
     """The weights of a nest's sum of products: where they are loaded, the nest that stores them, and what they are there."""
 
@@ -33,9 +54,9 @@ class SoftmaxWeights:
     inside: Block
     """The body of the loop that stores them."""
     top: loop.ReduceOp
-    scales: list[tuple[type[Operation], SSAValue]] = field(default_factory=list)
-    """How the sums are scaled, by numbers of a row of the nest or of the one that stores the weights; or by which of them they are 0. The
-    last step comes first."""
+    scales: Scaling
+    """How the sums are scaled, by numbers of a row of the nest or of the one that stores the weights; or by which of them they are 0. And
+    what the weights are multiplied by behind the exponentials (dropout)."""
 
     @property
     def storing(self) -> loop.NestOp:
@@ -63,23 +84,41 @@ def softmax_weights(nest: loop.NestOp) -> SoftmaxWeights | None:
 def _weights(weight: SSAValue, value: SSAValue, nest: loop.NestOp, reduce: loop.ReduceOp) -> SoftmaxWeights | None:
     if not _is_rounded(weight):
         return None  # exponentials are rounded: the program has to do that, too
-    scales: list[tuple[type[Operation], SSAValue]] = []
-    load = _unscaled(weight, nest, reduce.block, scales).owner
-    if not isinstance(load, loop.LoadOp) or load.mask is not None:
-        return None
+    for found, scales in _unscaled(weight, nest, reduce.block):
+        if isinstance(load := found.owner, loop.LoadOp) and load.mask is None:
+            made = _of_load(load, value, scales, reduce)
+            if made is not None:
+                return made
+    return None
+
+
+def _of_load(load: loop.LoadOp, value: SSAValue, outside: Scaling, reduce: loop.ReduceOp) -> SoftmaxWeights | None:
+    """The weights that are scaled behind a load."""
     store = final_store(load.source)
     if store is None or (inside := store.parent) is None or not isinstance(row := inside.parent_op(), loop.ForOp | loop.ReduceOp):
         return None
     storing = load.source.owner
     if not isinstance(storing, loop.NestOp) or row.parent is not storing.block or list(row.loop_sizes) != list(reduce.loop_sizes):
         return None
-    exponential, stored_by = _unscaled(store.value, storing, inside, scales), row
-    if (kept := _last_stored(exponential, row)) is not None and kept.parent is not None:
-        inside, stored_by = kept.parent, kept.parent.parent_op()
-        exponential = _unscaled(kept.value, storing, inside, scales)
-    power = exponential.owner
+    if not _is_row_by_row(load, store, row, reduce):
+        return None
+    for exponential, scales in _unscaled(store.value, storing, inside, outside):
+        if (kept := _last_stored(exponential, row)) is None or kept.parent is None:
+            found = [(exponential, scales, inside)]
+        else:
+            found = [(v, more, kept.parent) for v, more in _unscaled(kept.value, storing, kept.parent, scales)]
+        for power, more, at in found:
+            top = _top(power, storing, at)
+            if top is not None and isinstance(power.owner, mlir_math.ExpOp):
+                return SoftmaxWeights(reduce, load, value, power.owner, at, top, more)
+    return None
+
+
+def _top(exponential: SSAValue, storing: loop.NestOp, inside: Block) -> loop.ReduceOp | None:
+    """The maximum over a row of what is an exponential less it."""
+    power, stored_by = exponential.owner, inside.parent_op()
     difference = power.operand.owner if isinstance(power, mlir_math.ExpOp) else None
-    if not isinstance(power, mlir_math.ExpOp) or not isinstance(difference, arith.SubfOp) or power.parent is not inside:
+    if not isinstance(difference, arith.SubfOp) or power.parent is not inside:
         return None
     top = difference.rhs.owner
     if not isinstance(top, loop.ReduceOp) or top.parent is not storing.block or top.kind_names != ["max"]:
@@ -87,11 +126,7 @@ def _weights(weight: SSAValue, value: SSAValue, nest: loop.NestOp, reduce: loop.
     if not isinstance(stored_by, loop.LoopLike) or not same_row(top, stored_by):
         return None
     alike = computed_alike(yielded(top), difference.lhs, dict(zip(top.indices, stored_by.indices, strict=True)))
-    if not alike and not _is_kept(difference.lhs, top, stored_by):
-        return None
-    if not _is_row_by_row(load, store, row, reduce):
-        return None
-    return SoftmaxWeights(reduce, load, value, power, inside, top, scales)
+    return top if alike or _is_kept(difference.lhs, top, stored_by) else None
 
 
 def _is_rounded(weight: SSAValue) -> bool:
@@ -101,25 +136,23 @@ def _is_rounded(weight: SSAValue) -> bool:
     return (loop.element_type(owner.source.type) if isinstance(owner, loop.LoadOp) else stored) in LOW_PRECISION
 
 
-def _unscaled(value: SSAValue, nest: loop.NestOp, inside: Block, scales: list[tuple[type[Operation], SSAValue]]) -> SSAValue:
-    """A value without casts, and without what is added to `scales`: factors and divisors of a row, and conditions on it that make it 0."""
-    while isinstance(op := value.owner, CASTS + (arith.MulfOp, arith.DivfOp, arith.SelectOp)):
-        if isinstance(op, CASTS):
-            value = op.operands[0]
-        elif isinstance(op, arith.SelectOp):
-            if not _is_of_row(op.cond, nest) or not _is_zero(op.lhs):
-                break
-            scales.append((arith.SelectOp, op.cond))
-            value = op.rhs
-        elif isinstance(op, arith.MulfOp) and not _is_of_row(op.rhs, nest) and _is_of_row(op.lhs, nest):
-            scales.append((arith.MulfOp, op.lhs))
-            value = op.rhs
-        elif _is_of_row(op.operands[1], nest):
-            scales.append((type(op), op.operands[1]))
-            value = op.operands[0]
-        else:
-            break
-    return value
+def _unscaled(value: SSAValue, nest: loop.NestOp, inside: Block, scales: Scaling = _NONE) -> Iterator[tuple[SSAValue, Scaling]]:
+    """What a value may be without casts, and without what is added to `scales`: factors and divisors of a row, conditions on it that make
+    it 0, and factors of each term."""
+    op = value.owner
+    yield value, scales
+    if isinstance(op, CASTS):
+        yield from _unscaled(op.operands[0], nest, inside, scales)
+    elif isinstance(op, arith.SelectOp) and _is_of_row(op.cond, nest) and _is_zero(op.lhs):
+        yield from _unscaled(op.rhs, nest, inside, scales.by_row(arith.SelectOp, op.cond))
+    elif isinstance(op, arith.DivfOp) and _is_of_row(op.rhs, nest):
+        yield from _unscaled(op.lhs, nest, inside, scales.by_row(arith.DivfOp, op.rhs))
+    elif isinstance(op, arith.MulfOp):
+        for one, other in (op.operands, op.operands[::-1]):
+            if _is_of_row(other, nest):
+                yield from _unscaled(one, nest, inside, scales.by_row(arith.MulfOp, other))
+            elif not _is_of_row(one, nest):
+                yield from _unscaled(one, nest, inside, scales.by_term(other, inside))
 
 
 def _is_zero(value: SSAValue) -> bool:

@@ -50,6 +50,8 @@ class WeighedProduct:
     """Whether the softmax of the scores has the weights, which are the scores else."""
     pairs: tuple[tuple[SSAValue, SSAValue], ...]
     """The scores and the rows that are weighed; of weights without a softmax there may be several."""
+    factor: SSAValue | None = None
+    """What each weight of a softmax is multiplied by."""
 
     @property
     def score(self) -> SSAValue:
@@ -68,12 +70,12 @@ def weighed_product(info: NestAccess) -> WeighedProduct | None:
     op = node.op
     if not isinstance(op, loop.ReduceOp) or len(node.loops) != 1 or not node.children:
         return None
-    pairs = _weighed(info, op)
+    pairs, factor = _weighed(info, op)
     (terms,) = node.loops
     is_softmax, varying = op.kind_names == ["softmax_dot"], Varying(info)
     kinds = [exact_types(v) for score, value in pairs for v in ((value,) if is_softmax else (score, value))]
     types = frozenset[Attribute]().union(*kinds).intersection(*kinds)
-    if not types or not all(is_straight(info, value) for _, value in pairs) or any(a.is_store for a in node.all_accesses()):
+    if not pairs or not types or not all(is_straight(info, value) for _, value in pairs) or any(a.is_store for a in node.all_accesses()):
         return None
     sides: list[tuple[Loop, Loop]] = []
     for score, value in pairs:
@@ -85,7 +87,9 @@ def weighed_product(info: NestAccess) -> WeighedProduct | None:
         sides.append((rows[-1], columns[0]))
     if any(side != sides[0] for side in sides):
         return None
-    found = WeighedProduct(*sides[0], terms, min(types, key=str), is_softmax, tuple(pairs))
+    if factor is not None and sides[0][1].dim in varying.of_value(factor):
+        return None
+    found = WeighedProduct(*sides[0], terms, min(types, key=str), is_softmax, tuple(pairs), factor)
     short = all(_is_short(one, info) for one in (found.columns, *(c.loops[0] for c in node.children if c.loops)))
     return found if short and all(_is_score(info, child, found) for child in node.children) else None
 
@@ -111,22 +115,28 @@ def _reductions(nest: loop.NestOp) -> list[loop.ReduceOp]:
     return [op for op in nest.block.ops if isinstance(op, loop.ReduceOp)]
 
 
-def _weighed(info: NestAccess, op: loop.ReduceOp) -> list[tuple[SSAValue, SSAValue]]:
-    """The scores, or the weights, and what a reduction weighs by them; none where it does something else."""
+def _weighed(info: NestAccess, op: loop.ReduceOp) -> tuple[list[tuple[SSAValue, SSAValue]], SSAValue | None]:
+    """The scores, or the weights, and what a reduction weighs by them; none where it does something else. And what the weights are
+    multiplied by."""
     last = op.block.last_op
     assert last is not None
     if op.kind_names == ["softmax_dot"]:
-        return [(last.operands[0], last.operands[1])]
+        score, value = last.operands
+        times = value.owner
+        if isinstance(times, arith.MulfOp) and times.parent is op.block:
+            sides = [(one, other) for one, other in (times.operands, times.operands[::-1]) if is_straight(info, one) and exact_types(one)]
+            return ([(score, sides[0][0])], sides[0][1]) if len(sides) == 1 else ([], None)
+        return [(score, value)], None
     found: list[tuple[SSAValue, SSAValue]] = []
     for kind, term in zip(op.kind_names, last.operands, strict=False):
         times = term.owner
         if kind != "sum" or not isinstance(times, arith.MulfOp) or times.properties.get("fastmath") != loop.CONTRACTED:
-            return []
+            return [], None
         pairs = [(one, other) for one, other in (times.operands, times.operands[::-1]) if not is_straight(info, one)]
         if len(pairs) != 1:
-            return []
+            return [], None
         found += pairs
-    return found
+    return found, None
 
 
 def _is_score(info: NestAccess, node: Node, product: WeighedProduct) -> bool:

@@ -133,19 +133,23 @@ def _cast_behind(x: SSAValue) -> CastOp | None:
 
 
 def softmax_of(weights: SSAValue) -> tuple[SSAValue, tuple[Operation, ...]] | None:
-    """The scores whose exponentials, less those of the highest score of a row, are weights, but for factors of a row, and for rows that a
-    condition makes 0; and what gives the maximum of a row and the sum of its exponentials."""
-    while not isinstance(op := weights.owner, OPS["exp"]):
-        if isinstance(op, CastOp) or (isinstance(op, VIEWS) and _keeps_rows(op)):
-            weights = op.operands[0]
-        elif isinstance(op, SelectOp) and _is_of_row(op.condition) and _is_zero(op.on_true):
-            weights = op.on_false
-        elif isinstance(op, (OPS["mul"], OPS["div"])) and _is_of_row(op.operands[1]):
-            weights = op.operands[0]
-        elif isinstance(op, OPS["mul"]) and _is_of_row(op.operands[0]):
-            weights = op.operands[1]
-        else:
-            return None
+    """The scores whose exponentials, less those of the highest score of a row, are weights, but for factors (of a row, or each its own:
+    dropout), and for rows that a condition makes 0; and what gives the maximum of a row and the sum of its exponentials."""
+    op = weights.owner
+    if isinstance(op, OPS["exp"]):
+        return _softmax_by(op)
+    if isinstance(op, CastOp) or (isinstance(op, VIEWS) and _keeps_rows(op)):
+        return softmax_of(op.operands[0])
+    if isinstance(op, SelectOp) and _is_of_row(op.condition) and _is_zero(op.on_true):
+        return softmax_of(op.on_false)
+    if isinstance(op, OPS["div"]) and _is_of_row(op.operands[1]):
+        return softmax_of(op.operands[0])
+    sides = [v for v in op.operands if not _is_of_row(v)] if isinstance(op, OPS["mul"]) else []
+    return next((found for v in sides if (found := softmax_of(v)) is not None), None)
+
+
+def _softmax_by(op: Operation) -> tuple[SSAValue, tuple[Operation, ...]] | None:
+    """The scores of exponentials, and what gives the numbers of their rows."""
     shifted = op.operands[0].owner
     if not isinstance(shifted, OPS["sub"]):
         return None
@@ -155,7 +159,7 @@ def softmax_of(weights: SSAValue) -> tuple[SSAValue, tuple[Operation, ...]] | No
     top, last = highest.owner, tensor_type(scores).rank - 1
     if not isinstance(top, nd.ReduceOp) or top.kind.data != "max" or list(top.dims.data) != [last] or top.input is not scores:
         return None
-    reductions = [use.operation for use in weights.uses if isinstance(use.operation, nd.ReduceOp)]
+    reductions = [use.operation for use in op.results[0].uses if isinstance(use.operation, nd.ReduceOp)]
     return scores, (top, *(op for op in reductions if op.kind.data == "sum" and list(op.dims.data) == [last]))
 
 

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from stepwell.lowering.fx.joint import recomputable_scores
+from stepwell.lowering.fx.joint.drawn_weights import spell_out_dropout
 from stepwell.lowering.fx.joint.softmax_row_sums import shorten_row_sums
 
 ROWS, TERMS = 40, 72
@@ -59,6 +60,7 @@ def _as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(recomputable_scores, "DEVICES", ("cpu",))
     monkeypatch.setattr(recomputable_scores, "MIN_GPU_SCORES", ROWS * TERMS)
     monkeypatch.setattr(shorten_row_sums, "__defaults__", (("cpu",),))
+    monkeypatch.setattr(spell_out_dropout, "__defaults__", ((), ("cpu",)))
 
 
 @pytest.fixture
@@ -91,9 +93,24 @@ def test_forward_keeps_no_scores(function, kept):
         assert (a - want).norm() <= 1.2 * (eager - want).norm() + 1e-3 * want.norm()
 
 
-@pytest.mark.parametrize("function", [weights_too, dropped])
-def test_scores_that_others_need_are_kept(function, kept):
-    step(function, inputs(), True)
+def test_scores_that_others_need_are_kept(kept):
+    step(weights_too, inputs(), True)
+    assert kept != [[]]
+
+
+def test_dropout_is_drawn_again(saved_tensors):
+    """What is kept of it are two numbers for each place, of one tensor; masks of eager are tensors."""
+    few = saved_tensors(lambda made, given: sorted(t.numel() for t in {**given, **made}.values() if t.dtype in (torch.int64, torch.bool)))
+
+    def twice(q, k, v):
+        return dropped(dropped(q, k, k), k, v)
+
+    step(twice, inputs(), True)
+    assert few == [[4]]
+
+
+def test_dropout_of_eager_keeps_its_mask(kept):
+    torch.compile(dropped, backend="stepwell", options={"cache": "off", "fallback_random": True})(*inputs())
     assert kept != [[]]
 
 
