@@ -15,12 +15,14 @@ from .signature import Tensor, Weights
 
 
 class WeightStore:
-    """The tensors of a package by name; `updated` are those that calls write to."""
+    """The tensors of a package by name; `updated` are those that calls write to.
 
-    def __init__(self, file: PackageFile, verify: bool = False):
+    kind, name: the section that holds them, beside one of the kind `<kind>-table`."""
+
+    def __init__(self, file: PackageFile, verify: bool = False, kind: str = "weights", name: str = ""):
         self._path = file.path
-        self._table: Weights = file.load(Weights, "weights-table")
-        section = file.section("weights")
+        self._table: Weights = file.load(Weights, f"{kind}-table", name)
+        section = file.section(kind, name)
         if verify or section.size <= FileLayout.CHECKED_WEIGHTS_BYTES:
             file.check(section)
         self._start, self._size = section.offset, section.size

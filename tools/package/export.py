@@ -24,6 +24,7 @@ from ..options.options import Options, make_options
 from .code import CodeSections
 from .exported import ExportedGraph, exported_graph
 from .levels import Level, default_levels, ordered
+from .samples import sample_sections, take_sample
 from .tensors import WeightTable
 
 Content = tuple[Section, bytes | memoryview]
@@ -49,6 +50,7 @@ def export(
     targets: Sequence[str] | None = None,
     options: Mapping[str, Any] | None = None,
     ir: bool = True,
+    samples: bool = True,
 ) -> int:
     """Compile a model ahead of time and write it as a package, which `stepwell.load` opens; gives the size of the file in bytes.
 
@@ -57,12 +59,17 @@ def export(
     dynamic_shapes), the last two optional, or an ExportedProgram. Entry points share the weights that are equal.
     targets: "cpu-v3", "cpu-v4" (levels of x86-64), "cpu-native" (exactly this machine), "sm_90" and so on; by default what this machine
     and older ones run. options: those of torch.compile. ir: keep the IR of every level, for `stepwell inspect` and `--retarget`.
+    samples: keep the arguments and eager's results, for `stepwell inspect --verify`, unless they are large.
     Raises PackageError for what a package cannot hold, and StepwellError for a graph that cannot be compiled."""
     chosen = make_options(None, dict(options or {}))
     programs = _programs(model, args, kwargs or {}, dynamic_shapes)
+    taken = {name: take_sample(name, program) for name, program in programs.items()} if samples else {}
     graphs = [exported_graph(name, program, chosen) for name, program in programs.items()]
     levels = ordered(targets or default_levels(device_of(graphs)))
     sections = package_sections(graphs, levels, chosen, ir)
+    for graph in graphs:
+        if (sample := taken.get(graph.point.name)) is not None:
+            sections += sample_sections(graph.point, sample)
     from ... import __version__
 
     return write_package(to, sections, versions(), __version__)

@@ -3,7 +3,7 @@
 Without more: entry points with types and ranges of sizes, kernels and code by target, weights, and the bytes of each part of the file. A
 section is checked against its checksum before it is read.
 
---verify   check every section against its checksum, the weights too
+--verify   check every section against its checksum, and run the sample inputs of the file: results have to be eager's
 --ir       print the IR of a level (nd, loop, mem, ...) of each entry point, or of --entry NAME
 --diff     what differs between two packages; the exit code is 1 where anything does
 """
@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("file")
     parser.add_argument("--kernels", action="store_true", help="name the kernels of each program")
     parser.add_argument("--weights", action="store_true", help="name the weights")
-    parser.add_argument("--verify", action="store_true", help="check every section")
+    parser.add_argument("--verify", action="store_true", help="check every section and run the sample inputs")
     parser.add_argument("--ir", metavar="LEVEL", help="print the IR of a level")
     parser.add_argument("--entry", metavar="NAME", help="--ir: of this entry point alone")
     parser.add_argument("--diff", metavar="OTHER", help="compare with another package")

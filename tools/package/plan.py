@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from ...targets.package.format import PackageFile
 
@@ -30,18 +31,22 @@ LEVELS = ("import", "nd", "loop", "mem", "cpu", "tt", "host")
 
 def ir_text(file: PackageFile, entry: str, level: str) -> list[tuple[str, str]]:
     """The IR of an entry point at a level, as (target, text): of each target that has one of its own. PackageError where there is none."""
+    from .code import read_ir
+
     name = f"{entry}/{level}"
     found = [s for s in file.of_kind("ir") if s.name == name]
     if not found:
         known = sorted({s.name.rpartition("/")[2] for s in file.of_kind("ir")}, key=lambda one: (*LEVELS, one).index(one))
         has = f"it has {', '.join(known)}" if known else "it was written without IR"
         raise file.error(f"it has no IR of level '{level}' for entry point '{entry}'; {has}")
-    return [(s.target, bytes(file.content("ir", s.name, s.target)).decode()) for s in found]
+    return [(s.target, read_ir(file, s)) for s in found]
 
 
 def plans_of(file: PackageFile, entries: Sequence[str]) -> list[PlanFacts]:
-    """The plan of each entry point for each target whose IR is there."""
+    """The plan of each entry point for each target whose IR is there; none where what reads IR is not installed."""
     found: list[PlanFacts] = []
+    if find_spec("xdsl") is None:
+        return found
     for entry in entries:
         if any(s.name == f"{entry}/mem" for s in file.of_kind("ir")):
             found += [_plan(entry, target, text, file.path) for target, text in ir_text(file, entry, "mem")]

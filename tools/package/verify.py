@@ -8,7 +8,19 @@ from ...targets.package.format import PackageFile
 
 
 def verify(file: PackageFile) -> Iterator[str]:
-    """A line for what was checked. PackageError for a damaged section."""
+    """A line for what was checked. PackageError for a damaged section, and for an entry point whose results are not eager's."""
     for section in file.index.sections:
         file.check(section)
     yield f"{len(file.index.sections)} sections have their checksums"
+    if not file.of_kind("samples-table"):
+        yield "there are no sample inputs"
+        return
+    from ...targets.package.load import load_file
+    from .samples import judged
+
+    package = load_file(file, verify=True)
+    for section in file.of_kind("samples-table"):
+        off = judged(file, getattr(package, section.name))
+        if off:
+            raise file.error(f"its code for {package.target} is wrong on this machine: {'; '.join(off)}")
+        yield f"'{section.name}' gives eager's results for its sample inputs, by its code for {package.target}"

@@ -6,12 +6,11 @@ import json
 
 import pytest
 import torch
-from support import lower
 from torch import nn
 
 import stepwell
-from stepwell.passes.manager.instrumentation import print_ir
 from stepwell.targets.package.format import Section, open_package, write_package
+from stepwell.targets.package.signature import Weights
 from stepwell.tools.package import inspect
 
 
@@ -64,7 +63,7 @@ def test_the_page(file, capsys):
 
 
 def test_every_section_is_checked(file, tmp_path, capsys):
-    assert shown(capsys, file, "--verify").splitlines()[-1].endswith(" sections have their checksums")
+    assert " sections have their checksums\n" in shown(capsys, file, "--verify")
     damaged = tmp_path / "damaged"
     content = bytearray((tmp_path.parent / file).read_bytes())
     with open_package(file) as package:
@@ -107,19 +106,34 @@ def test_errors(file, tmp_path, capsys):
     assert "it is an exported cache; `stepwell cache import` reads it" in capsys.readouterr().err
 
 
-def test_plans(tmp_path, capsys):
+def test_plans(file, capsys):
     """Peak, arena and time from the IR that a file holds."""
-    module = lower(lambda x, w: torch.softmax(x @ w, -1).sum(0), torch.randn(64, 32), torch.randn(32, 128), to="mem", target="cpu").module
-    path = tmp_path / "net.stepwell"
-    with open_package(export(tmp_path / "plain", targets=["cpu-v3"])) as plain:
-        sections = [(s, plain.bytes_of(s)) for s in plain.index.sections]
-        ir = Section("ir", "forward/mem", 0, 0, "", "cpu-v3"), print_ir(module, debuginfo=False).encode()
-        write_package(path, [*sections, ir], plain.index.notes, "0")
-    lines = shown(capsys, str(path)).splitlines()
+    lines = shown(capsys, file).splitlines()
     row = lines[next(k for k, line in enumerate(lines) if line.startswith("target  entry    arena")) + 1]
-    assert row.startswith("cpu-v3  forward  ") and row.split()[-2:] == ["us", "cpu"]
-    (plan,) = json.loads(shown(capsys, str(path), "--json"))["plans"]
-    assert plan["peak"] >= plan["arena"] >= 64 * 128 * 4 and plan["microseconds"] > 0
-    assert "// forward for cpu-v3\n" in shown(capsys, str(path), "--ir", "mem")
-    assert inspect.main([str(path), "--ir", "nd"]) == 2
-    assert "it has no IR of level 'nd' for entry point 'forward'; it has mem" in capsys.readouterr().err
+    assert row.startswith("cpu-v3  forward  ") and " us " in row and row.endswith("= 6")
+    (plan,) = json.loads(shown(capsys, file, "--json"))["plans"]
+    assert plan["peak"] >= plan["arena"] >= 6 * 16 * 4 and plan["microseconds"] > 0
+    for level, operation in (("import", "nd."), ("loop", "loop.nest"), ("mem", "mem."), ("host", "host.program")):
+        assert operation in shown(capsys, file, "--ir", level)
+
+
+def test_without_ir_and_samples(tmp_path, capsys):
+    bare = export(tmp_path / "bare", targets=["cpu-v3"], ir=False, samples=False)
+    assert "predicted" not in shown(capsys, bare)
+    assert shown(capsys, bare, "--verify").endswith("there are no sample inputs\n")
+    assert inspect.main([bare, "--ir", "nd"]) == 2
+    assert "it has no IR of level 'nd' for entry point 'forward'; it was written without IR" in capsys.readouterr().err
+
+
+def test_samples_are_run(file, tmp_path, capsys):
+    """Twice, since a call writes to a buffer of the file's copy in memory alone."""
+    for _ in range(2):
+        assert shown(capsys, file, "--verify").endswith("'forward' gives eager's results for its sample inputs, by its code for cpu-v3\n")
+    with open_package(file) as package:
+        table = package.load(Weights, "samples-table", "forward")
+        place = next(table.storages[one.storage].offset for one in table.tensors if one.name == "result 0")
+        sections = [(s, bytearray(package.bytes_of(s))) for s in package.index.sections]
+        next(content for s, content in sections if s.kind == "samples")[place + 3] ^= 64
+        write_package(tmp_path / "wrong", sections, package.index.notes, "0")
+    assert inspect.main([str(tmp_path / "wrong"), "--verify"]) == 2
+    assert "its code for cpu-v3 is wrong on this machine: result 0 of 'forward' is off by " in capsys.readouterr().err
