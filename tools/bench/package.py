@@ -89,9 +89,10 @@ def _step(*command: str) -> dict[str, Any]:
     """Run a step in a process of its own, with caches in a folder that is new for each export."""
     role, folder, *rest = command
     caches = {name: str(Path(folder) / name.lower()) for name in ("STEPWELL_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")}
-    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    # modules are compiled to bytecode once, as those of an installed package are
+    settings = {"OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONDONTWRITEBYTECODE": ""}
     call = [sys.executable, "-m", __name__, role, *rest]
-    done = subprocess.run(call, env={**os.environ, **caches, **threads}, capture_output=True, text=True, check=True)
+    done = subprocess.run(call, env={**os.environ, **caches, **settings}, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
