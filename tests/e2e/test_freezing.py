@@ -159,7 +159,7 @@ def again(net, x) -> tuple[int, int]:
 
 
 def test_fz_06_frozen_graphs_are_found_by_their_weights(kept):
-    """An equal model is found again, another one's weights are another graph."""
+    """FXC-06: an equal model is found again, another one's weights are another graph."""
     net = norm(nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Flatten(), nn.Linear(16 * 49, 64), nn.Linear(64, 3)))
     x = torch.randn(2, 3, 9, 9)
     assert again(net, x) == (0, 1)

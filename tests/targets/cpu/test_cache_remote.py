@@ -125,7 +125,7 @@ print(int(stepwell.counters["graph_cache_hits"]), int(stepwell.counters["graph_c
 
 
 def test_a_program_of_another_process(tmp_path, redis_url):
-    """The second machine compiles nothing."""
+    """FXC-09: the second machine compiles nothing."""
     environment = {**os.environ, "STEPWELL_CACHE_URL": redis_url, "STEPWELL_CACHE": "on", "STEPWELL_ON_FAILURE": "raise"}
     seen = []
     for machine in "ab":

@@ -134,7 +134,7 @@ for name in ("graph_cache_misses", "aot_cache_hits", "graph_cache_hits", "cache_
 
 
 def test_another_machine_compiles_nothing(tmp_path):
-    """A plain graph and a frozen one."""
+    """AOTI-12: a plain graph and a frozen one."""
     seen = []
     for k, machine in enumerate("ab"):
         environment = {**os.environ, "STEPWELL_CACHE_DIR": str(tmp_path / machine), "STEPWELL_CACHE": "on"}

@@ -33,9 +33,11 @@ def files(root) -> set[str]:
     return {p.name for p in root.rglob("*") if p.is_file()}
 
 
-def test_show(root, capsys):
+def test_show(root, capsys, monkeypatch):
+    monkeypatch.setenv("STEPWELL_CACHE_URL", "redis://user:secret@host:1/0")
     assert cache.main([]) == 0
     out = capsys.readouterr().out
+    assert "behind it: redis://host:1/0\n" in out
     assert f"{root}: 4.0 KB of at most 3.0 KB (STEPWELL_CACHE_LIMIT)" in out
     assert "objects         2 files    2.0 KB   used 10 to 20 days ago" in out
     assert "gemm.json         measured, 2 bytes" in out
