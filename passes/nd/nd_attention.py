@@ -18,6 +18,7 @@ from xdsl.ir import Block, SSAValue
 from ...dialects import nd
 from ...dialects.expr import Expr, as_expr, strides_contiguous
 from ...dialects.expr.ranges import prove_le
+from ...dialects.machine import has_library
 from ...dialects.nd.base import IntsAttr
 from ...dialects.nd.call_args import Arg, Call, CallAttr
 from ...dialects.nd.pointwise import OPS, CastOp, CmpOp
@@ -39,6 +40,9 @@ MIN_CPU_SCORES = 16 * 16
 
 MIN_GPU_SCORES = 256 * 256
 """The same for a GPU."""
+
+GENERATED = (f32, bf16, f16)
+"""Element types that generated attention of the CPU takes; it is the only one on a machine without a library."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +197,8 @@ def attention(rw: Rewriter, op: nd.MatmulOp) -> SSAValue | None:
     """One call for the attention that ends in a product."""
     found = recognise(op)
     if found is None or not _fits(found) or not _pays(found, MIN_CPU_SCORES):
+        return None
+    if tensor_type(found.query).element_type not in GENERATED and not has_library(op):
         return None
     return _replaced(rw, op, found, _flash_call)
 
