@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import ctypes
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch._decomp import global_decomposition_table
-from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
+from torch.fx import Node
 from xdsl.dialects.builtin import DictionaryAttr, ModuleOp
 
+from ...dialects.expr import Expr, as_expr
 from ...dialects.machine import MACHINE, MachineAttr
 from ...dialects.nd.types import RangeAttr
 from ...lowering.fx.decompositions import decomposition_table
+from ...lowering.sympy_bridge import symint_expr
 from ...passes.manager.pass_manager import Pipeline, run
+from ...targets.host.c.dtypes import DlpackType
 from ...targets.host.c.plan import CEntryError, EntryPlan, Given, Result, Source, State, Weight
+from ...targets.host.c.signature import Value
 from ...targets.host.description import ProgramDescription
 from ..backend.compile_graph import context, lower_graph
 from ..compiled.compiled import CompiledGraph
 from ..options.options import Options
+from .c_attention import spell_out_attention
+from .exported import ExportedGraph, exported_graph
 
 ALIGNMENT = 64
 """Tensors begin at multiples of this many bytes."""
-
-FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 @dataclass
@@ -66,40 +65,27 @@ class Storages:
             yield bytes(-count % ALIGNMENT if count else ALIGNMENT)
 
 
-@dataclass
-class _Exported:
-    """A model as a graph of ATen that updates its inputs; `tensors`: what placeholders are that the caller does not give, by position."""
-
-    name: str
-    graph: GraphModule
-    inputs: list[str]
-    results: list[str]
-    tensors: dict[int, torch.Tensor]
-    updated: list[torch.Tensor]
-
-
 class Entries:
     """The entries of one object."""
 
     def __init__(self) -> None:
-        self._exported: list[_Exported] = []
+        self._graphs: list[tuple[ExportedGraph, list[str]]] = []
         self._weights, self._states = Storages(), Storages()
 
-    def add(
-        self, name: str, model: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, dynamic_shapes: Any = None
-    ) -> None:
-        """Export a model as an entry. CEntryError for a model on another device, and for what is no model."""
-        program = model if isinstance(model, ExportedProgram) else _export(name, model, args, kwargs, dynamic_shapes)
-        with _without_onednn(), torch.no_grad():
-            program = program.run_decompositions(_decompositions())
-        self._exported.append(_functional(name, program))
+    def add(self, name: str, program: Any) -> None:
+        """Add an ExportedProgram as an entry. CEntryError for one that has no C interface, PackageError for one that no file can hold."""
+        with _without_onednn():
+            graph = exported_graph(name, program, Options())
+            spell_out_attention(graph.gm, decomposition_table())
+        _set_ranges(graph, program)
+        self._graphs.append((graph, _result_names(program)))
 
     def plans(self) -> list[EntryPlan]:
         """All entries, compiled. CEntryError for what has no C interface."""
-        for exported in self._exported:
-            for tensor in exported.updated:
-                self._states.place(tensor)
-        return [self._plan(exported) for exported in self._exported]
+        for graph, _ in self._graphs:
+            for name in graph.updated:
+                self._states.place(graph.tensors[name])
+        return [self._plan(*one) for one in self._graphs]
 
     def write_weights(self, file: Path) -> int:
         """Write updated buffers, then weights; gives the bytes of the former."""
@@ -118,59 +104,54 @@ class Entries:
             return State(self._states.place(tensor))
         return Weight(self._states.bytes + self._weights.place(tensor))
 
-    def _plan(self, exported: _Exported) -> EntryPlan:
-        graph, module = _compile(exported.graph)
-        names = iter(exported.inputs)
-        sources: dict[int, Source] = {
-            k: self._stored(exported.tensors[k]) if k in exported.tensors else Given(next(names))
-            for k in range(len(exported.inputs) + len(exported.tensors))
-        }
-        arguments = [sources[k] for k in graph.inputs]
-        missing = [s.name for k, s in sources.items() if isinstance(s, Given) and k not in graph.inputs]
-        if missing:
-            raise CEntryError(f"entry '{exported.name}' does not use its input {missing[0]}; leave it out of what it takes")
-        returns: list[Result | State | None] = []
-        wanted = {o.value: name for o, name in zip(graph.outputs, exported.results, strict=True) if o.kind == "result"}
-        for output, name in zip(graph.outputs, exported.results, strict=True):
-            if output.kind != "result":
-                raise CEntryError(f"entry '{exported.name}': {name} is no tensor that it computes, but {output.value!r}")
-        for k in range(max(wanted, default=-1) + 1):
-            returns.append(Result(wanted[k]) if k in wanted else None)
-        constants = [self._stored(c) for c in graph.constants]
-        return EntryPlan(exported.name, module, arguments, constants, returns, _ranges(module))
+    def _plan(self, graph: ExportedGraph, result_names: list[str]) -> EntryPlan:
+        name = graph.point.name
+        nodes = [n for n in graph.gm.graph.nodes if n.op == "placeholder"]
+        compiled, module = _compile(graph)
+        sources: list[Source] = []
+        unused: dict[int, Value] = {}
+        inputs = 0
+        for k, what in enumerate(graph.placeholders):
+            if isinstance(what, str):
+                sources.append(self._stored(graph.tensors[what]))
+                continue
+            leaf = graph.point.leaves[what]
+            if leaf.kind == "constant":
+                raise CEntryError(
+                    f"entry '{name}': {leaf.name} is {leaf.value!r}, no tensor and no number; leave it to the model's defaults"
+                )
+            sources.append(Given(leaf.name, inputs))
+            if k not in compiled.inputs:
+                unused[inputs] = _value(name, leaf.name, nodes[k])
+            inputs += 1
+        results = [Result(label, _returned(name, label, graph, compiled, k)) for k, label in enumerate(result_names)]
+        constants = [self._stored(c) for c in compiled.constants]
+        return EntryPlan(name, module, [sources[k] for k in compiled.inputs], constants, results, _ranges(module), unused)
 
 
-def _export(name: str, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any) -> ExportedProgram:
-    if not isinstance(model, torch.nn.Module):
-        if not callable(model):
-            raise CEntryError(f"entry '{name}' is {type(model).__name__}, no module, function or ExportedProgram")
-        model = _Function(model)
-    with torch.no_grad():
-        return torch.export.export(model, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
+def _returned(entry: str, label: str, graph: ExportedGraph, compiled: CompiledGraph, k: int) -> int:
+    """The number of a result among what the program returns."""
+    one = graph.results[k]
+    output = compiled.outputs[one] if isinstance(one, int) else None
+    if output is None or output.kind != "result":
+        raise CEntryError(f"entry '{entry}': {label} is a number or a constant, no tensor that the model computes")
+    return output.value
 
 
-class _Function(torch.nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Any):
-        super().__init__()
-        self._function = function
-        owner = getattr(function, "__self__", None)
-        if isinstance(owner, torch.nn.Module):
-            self.owner = owner
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._function(*args, **kwargs)
+def _value(entry: str, label: str, node: Node) -> Value:
+    """What the signature says of an input that the model does not read."""
+    found = node.meta["val"]
+    if not isinstance(found, torch.Tensor):
+        return Value(label, DlpackType.float64 if isinstance(found, float | torch.SymFloat) else DlpackType.int64, (), ())
+    kind = str(found.dtype).removeprefix("torch.")
+    if kind not in DlpackType.__members__:
+        raise CEntryError(f"entry '{entry}', {label}: DLPack has no element type {kind}")
+    sizes, strides = (tuple(map(_expr, numbers)) for numbers in (found.shape, found.stride()))
+    return Value(label, DlpackType[kind], sizes, strides)
 
 
-def _decompositions() -> dict[Any, Any]:
-    """What the backend decomposes, and attention, which is recognised again where there is code of ours for it."""
-    from torch._export.utils import _collect_all_valid_cia_ops, _get_decomp_for_cia
-
-    table: dict[Any, Any] = {op: _get_decomp_for_cia(op) for op in _collect_all_valid_cia_ops()}
-    table.update(decomposition_table())
-    table[FLASH] = global_decomposition_table["post_autograd"][FLASH]
-    return table
+def _expr(size: int | torch.SymInt) -> Expr:
+    return as_expr(size) if isinstance(size, int) else symint_expr(size)
 
 
 @contextmanager
@@ -180,68 +161,28 @@ def _without_onednn() -> Iterator[None]:
         yield
 
 
-def _functional(name: str, program: ExportedProgram) -> _Exported:
-    """The graph with buffers that it updates as updates of its inputs, and what its inputs are."""
-    signature, gm = program.graph_signature, program.graph_module
-    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    state = {**program.state_dict, **program.constants}
-    nodes = {spec.arg.name: node for spec, node in zip(signature.input_specs, placeholders, strict=True)}
-    inputs: list[str] = []
-    tensors: dict[int, torch.Tensor] = {}
-    for k, spec in enumerate(signature.input_specs):
-        if spec.kind is InputKind.USER_INPUT:
-            inputs.append(spec.arg.name)
-        elif isinstance(found := state.get(spec.target or ""), torch.Tensor):
-            tensors[k] = found
-        elif spec.kind is InputKind.TOKEN:
-            raise CEntryError(f"entry '{name}' has an operator with effects beside its results (it prints, or raises errors of its own)")
-        else:
-            raise CEntryError(f"entry '{name}': {spec.target} is {spec.kind.name.lower()}, no tensor")
-    output = next(n for n in gm.graph.nodes if n.op == "output")
-    names = _result_names(program)
-    results: list[str] = []
-    kept: list[Any] = []
-    updated: list[torch.Tensor] = []
-    of_buffers = {spec.target: spec.arg.name for spec in signature.input_specs if spec.kind is InputKind.BUFFER}
-    for spec, value in zip(signature.output_specs, output.args[0], strict=True):
-        if spec.kind is OutputKind.USER_OUTPUT:
-            kept.append(value)
-            results.append(names[len(results)])
-            continue
-        if spec.kind not in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
-            raise CEntryError(f"entry '{name}' gives {spec.kind.name.lower()}, which has no place in a C interface")
-        target = spec.target or ""
-        if spec.kind is OutputKind.BUFFER_MUTATION:
-            updated.append(state[target])
-            target = of_buffers[target]
-        with gm.graph.inserting_before(output):
-            copied = gm.graph.call_function(torch.ops.aten.copy_.default, (nodes[target], value))
-            copied.meta["val"] = nodes[target].meta["val"]
-    output.args = (tuple(kept),)
-    gm.recompile()
-    _set_ranges(program, placeholders)
-    return _Exported(name, gm, inputs, results, tensors, updated)
-
-
-def _result_names(program: ExportedProgram) -> list[str]:
+def _result_names(program: Any) -> list[str]:
     """The names of results, by their places: a key of a dictionary, else `result` and the numbers of tuples."""
+    import re
+
+    from torch.utils import _pytree as pytree
+
     spec = program.call_spec.out_spec
-    assert spec is not None
     leaves, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten([0] * spec.num_leaves, spec))
     places = ["_".join(re.sub(r"\W+", "_", pytree.keystr((key,))).strip("_") for key in path) for path, _ in leaves]
     return [place if place[:1].isalpha() else f"result{place}" for place in places]
 
 
-def _set_ranges(program: ExportedProgram, placeholders: Sequence[torch.fx.Node]) -> None:
+def _set_ranges(graph: ExportedGraph, program: Any) -> None:
     """Sizes have the ranges that were asked for; while it traced, torch took those that may be 0 or 1 for at least 2."""
     ranges = {symbol: found for symbol, found in program.range_constraints.items() if symbol.is_Symbol}
-    for node in placeholders:
+    for node in (n for n in graph.gm.graph.nodes if n.op == "placeholder"):
         for size in getattr(node.meta.get("val"), "shape", ()):
             if isinstance(size, torch.SymInt):
                 size.node.shape_env.var_to_range.update(ranges)
 
 
-def _compile(gm: GraphModule) -> tuple[CompiledGraph, ModuleOp]:
+def _compile(graph: ExportedGraph) -> tuple[CompiledGraph, ModuleOp]:
     """The graph down to its host program, for a machine without a library."""
     made: list[ModuleOp] = []
 
@@ -249,15 +190,11 @@ def _compile(gm: GraphModule) -> tuple[CompiledGraph, ModuleOp]:
         module.attributes[MACHINE] = MachineAttr.get("cpu", library=0)
         run(pipeline, module, context())
         made.append(module)
-        return _no_description(), b"", ""
+        return ProgramDescription(name="forward", arguments=0, native=False, python="", python_items=[], messages=[]), b"", ""
 
-    examples = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
-    graph = lower_graph(gm, examples, Options(), make=lower)
-    return graph, made[-1]
-
-
-def _no_description() -> ProgramDescription:
-    return ProgramDescription(name="forward", arguments=0, native=False, python="", python_items=[], messages=[])
+    examples = [n.meta["val"] for n in graph.gm.graph.nodes if n.op == "placeholder"]
+    compiled = lower_graph(graph.gm, examples, Options(), make=lower)
+    return compiled, made[-1]
 
 
 def _ranges(module: ModuleOp) -> dict[str, tuple[int, int | None]]:

@@ -20,6 +20,7 @@ from ...errors import CompileError
 from ...targets.host.c.unit import Unit, signature_of
 from .c_entries import Entries
 from .c_header import c_header
+from .export import programs_of
 
 LEVELS = ("cpu-v3", "cpu-v4")
 """What code is made for unless something else is asked for."""
@@ -38,15 +39,14 @@ def export_c(
 ) -> list[Path]:
     """Write `name`.o and `name`.h into a folder, with `shared` `name`.so too, which takes a C compiler or linker; gives the files.
 
-    model: a module or an ExportedProgram, called as `args`, `kwargs` and `dynamic_shapes` say (as in torch.export); or a dict of entries,
-    by name: (model, args) and, if there are, kwargs and dynamic shapes. Entries share weights, and buffers that they update. levels: the
-    instruction sets that there is code for; the best one that the processor has is chosen when a model is opened.
-    Raises CEntryError for an operator that only the library has, sizes that depend on values, a device that is not the CPU, and names
-    that are none in C."""
+    model: a module, a function, an ExportedProgram or the path of a .pt2 file; args, kwargs and dynamic_shapes say how it is called, as in
+    torch.export. Or a dict of entries, by name: (model, args) and, if there are, kwargs and dynamic shapes. Entries share weights, and
+    buffers that they update. levels: the instruction sets that there is code for; the best one that the processor has is chosen when a
+    model is opened. Raises PackageError for what torch cannot export, CEntryError for an operator that only the library has, sizes that
+    depend on values, a device that is not the CPU, and ValueError for a name that is none in C."""
     entries = Entries()
-    given: Mapping[str, Any] = model if isinstance(model, Mapping) else {"forward": (model, args, kwargs, dynamic_shapes)}
-    for entry, what in given.items():
-        entries.add(entry, *what)
+    for entry, program in programs_of(model, tuple(args), kwargs or {}, dynamic_shapes).items():
+        entries.add(entry, program)
     plans = entries.plans()
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

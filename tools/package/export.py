@@ -62,7 +62,7 @@ def export(
     samples: keep the arguments and eager's results, for `stepwell inspect --verify`, unless they are large.
     Raises PackageError for what a package cannot hold, and StepwellError for a graph that cannot be compiled."""
     chosen = make_options(None, dict(options or {}))
-    programs = _programs(model, args, kwargs or {}, dynamic_shapes)
+    programs = programs_of(model, args, kwargs or {}, dynamic_shapes)
     taken = {name: take_sample(name, program) for name, program in programs.items()} if samples else {}
     graphs = [exported_graph(name, program, chosen) for name, program in programs.items()]
     levels = ordered(targets or default_levels(device_of(graphs)))
@@ -89,7 +89,7 @@ def device_of(graphs: Sequence[ExportedGraph]) -> str:
     return next((d for d in sorted(devices) if not d.startswith("cpu")), "cpu")
 
 
-def _programs(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any) -> dict[str, Any]:
+def programs_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any) -> dict[str, Any]:
     """The ExportedProgram of each entry point."""
     if not isinstance(model, dict):
         return {"forward": _program("forward", _spec(model, args, kwargs, dynamic_shapes))}

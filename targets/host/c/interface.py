@@ -19,7 +19,7 @@ from ..emit import extent_bytes
 from ..entry_code import EntryCode
 from .dtypes import DlpackDevice, DlpackType
 from .layouts import covers, layout_of, returned_value, value_of
-from .plan import CEntryError, EntryPlan, Given, Result, Source, State
+from .plan import CEntryError, EntryPlan, Given, Source, State
 from .runtime import FUNCTIONS, WEIGHTS
 from .signature import Value
 from .stores import written
@@ -76,9 +76,9 @@ class Interface:
         """Where sizes, strides and addresses of the caller's tensors are."""
         self.labels: dict[SSAValue, str] = {}
         self.homes: dict[SSAValue, int] = {}
-        """New tensors whose memory is that of a result, by its number among what the program returns."""
+        """New tensors whose memory is that of a result, by its number."""
         self.targets: dict[int, str] = {}
-        """The places of results, by their numbers among what the program returns."""
+        """The places of results, by their numbers."""
         self.arena = ""
         self.polls = any(isinstance(op, host.PollOp) for op in self.block.ops)
         self.written = written(plan, program)
@@ -98,9 +98,8 @@ class Interface:
         if not isinstance(source, Given):
             self.values[argument] = self.stored(source)
             return
-        number = sum(isinstance(s, Given) for s in self.plan.arguments[:k])
-        self.labels[argument] = f"argument {number} ({source.name})"
-        self._accept(argument, number)
+        self.labels[argument] = f"argument {source.number} ({source.name})"
+        self._accept(argument, source.number)
 
     def _accept(self, argument: BlockArgument, number: int) -> None:
         code, value = self.code, value_of(argument, self.labels[argument], self.plan)
@@ -183,41 +182,36 @@ class Interface:
 
     def begin(self) -> None:
         """The branch between saying what results are and computing them; behind it the results' memory is known."""
-        code, results = self.code, self._results()
-        known: list[tuple[int, Value, str, str, str]] = []
-        for number, (k, value) in enumerate(results):
-            layout = code.size_words(value.sizes), code.size_words(value.strides)
-            known.append((k, value, *layout, code.load(code.at("%results", number))))
+        code = self.code
+        results = [returned_value(self.plan, self.last, k) for k in range(len(self.plan.results))]
+        layouts = [(code.size_words(value.sizes), code.size_words(value.strides)) for value in results]
+        tensors = [code.load(code.at("%results", k)) for k in range(len(results))]
         computes = code.let("icmp ne i32 %mode, 0")
         code.do(f"br i1 {computes}, label %{COMPUTE}, label %describe")
         code.start("describe")
-        for _, value, sizes, strides, tensor in known:
-            about = (str(value.type.word), str(DlpackDevice.cpu.value), str(len(value.sizes)))
-            code.require(code.call("stepwell_c_describe", "%model", tensor, code.text(value.name), *about, sizes, strides))
+        for value, layout, tensor in zip(results, layouts, tensors, strict=True):
+            code.require(code.call("stepwell_c_describe", "%model", tensor, code.text(value.name), *self._about(value), *layout))
         code.do("ret i32 0")
         code.start(COMPUTE)
-        for k, value, sizes, strides, tensor in known:
-            rank, element = len(value.sizes), value.type.value[1] // 8
-            place = self.targets[k] = code.alloca(f"[{2 * rank + 2} x i64]", 8)
-            extent = code.size(extent_bytes(value.sizes, value.strides, element))
-            about = (str(value.type.word), str(DlpackDevice.cpu.value), str(rank), sizes, strides, extent, place)
+        for k, (value, layout, tensor) in enumerate(zip(results, layouts, tensors, strict=True)):
+            place = self.targets[k] = code.alloca(f"[{2 * len(value.sizes) + 2} x i64]", 8)
+            extent = code.size(extent_bytes(value.sizes, value.strides, value.type.value[1] // 8))
+            about = (*self._about(value), *layout, extent, place)
             code.require(code.call("stepwell_c_target", "%model", tensor, code.text(value.name), *about))
-        self._find_homes(results)
+        self._find_homes()
         if self.polls:
             code.call("stepwell_c_lock")
             code.exit = "unlock"
 
-    def _results(self) -> list[tuple[int, Value]]:
-        """The results that the caller gets: number among what is returned, and what they are."""
-        return [(k, returned_value(self.plan, self.last, k)) for k, r in enumerate(self.plan.returns) if isinstance(r, Result)]
+    def _about(self, value: Value) -> tuple[str, str, str]:
+        return str(value.type.word), str(value.device.value), str(len(value.sizes))
 
-    def _find_homes(self, results: Sequence[tuple[int, Value]]) -> None:
+    def _find_homes(self) -> None:
         """Which new tensors are computed in the caller's memory: those that are results, and those that one result is a view of all of."""
-        leaves = self.last.template.data.args
-        returned = {k: self.last.values[leaf.index] for k, _ in results if isinstance(leaf := leaves[k], Arg)}
+        leaves = [self.last.template.data.args[result.value] for result in self.plan.results]
+        returned = {k: self.last.values[leaf.index] for k, leaf in enumerate(leaves) if isinstance(leaf, Arg)}
         for k, value in returned.items():
-            owner = value.owner
-            if isinstance(owner, host.EmptyOutputOp):
+            if isinstance(value.owner, host.EmptyOutputOp):
                 self.homes.setdefault(value, k)
         for k, value in returned.items():
             owner = value.owner
@@ -237,17 +231,12 @@ class Interface:
 
     def finish(self, op: host.ReturnOp) -> None:
         code = self.code
-        for k, (leaf, wanted) in enumerate(zip(op.template.data.args, self.plan.returns, strict=True)):
-            if wanted is None:
-                continue
+        for k, wanted in enumerate(self.plan.results):
             value = returned_value(self.plan, op, k)
-            source = self._returned(op, leaf)
-            element = str(value.type.value[1] // 8)
-            rank, sizes, strides = str(len(value.sizes)), code.size_words(value.sizes), code.size_words(value.strides)
-            if isinstance(wanted, Result):
-                code.call("stepwell_c_deliver", self.targets[k], rank, source, sizes, strides, element)
-            else:
-                code.call("stepwell_c_copy", self.stored(wanted), strides, source, strides, sizes, rank, element)
+            source = self._returned(op, op.template.data.args[wanted.value])
+            layout = code.size_words(value.sizes), code.size_words(value.strides)
+            rank, element = str(len(value.sizes)), str(value.type.value[1] // 8)
+            code.call("stepwell_c_deliver", self.targets[k], rank, source, *layout, element)
         if self.polls:
             code.call("stepwell_c_unlock")
         code.do("ret i32 0")

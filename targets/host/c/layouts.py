@@ -9,7 +9,7 @@ from ....dialects.expr import Expr
 from ....dialects.nd.call_args import Arg
 from ..emit import extent_bytes
 from .dtypes import DlpackType, dlpack_type
-from .plan import CEntryError, EntryPlan, Result
+from .plan import CEntryError, EntryPlan
 from .signature import Value, number_type
 
 
@@ -48,10 +48,8 @@ def value_of(value: SSAValue, name: str, plan: EntryPlan) -> Value:
 
 
 def returned_value(plan: EntryPlan, op: host.ReturnOp, k: int) -> Value:
-    """What the signature says of the k-th value that a program returns."""
-    leaf, wanted = op.template.data.args[k], plan.returns[k]
-    number = sum(isinstance(r, Result) for r in plan.returns[:k])
-    name = f"result {number} ({wanted.name})" if isinstance(wanted, Result) else "an updated buffer"
+    """What the signature says of result `k` of an entry."""
+    leaf, name = op.template.data.args[plan.results[k].value], f"result {k} ({plan.results[k].name})"
     if isinstance(leaf, Arg):
         return value_of(op.values[leaf.index], name, plan)
     if not isinstance(leaf, Expr):

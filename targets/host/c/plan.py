@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import ModuleOp
 
 from ....errors import CompileError
+
+if TYPE_CHECKING:
+    from .signature import Value
 
 
 class CEntryError(CompileError):
@@ -16,9 +20,10 @@ class CEntryError(CompileError):
 
 @dataclass(frozen=True)
 class Given:
-    """An argument that the caller of the entry gives."""
+    """An argument that the caller of the entry gives: input `number`."""
 
     name: str
+    number: int
 
 
 @dataclass(frozen=True)
@@ -37,9 +42,10 @@ class State:
 
 @dataclass(frozen=True)
 class Result:
-    """A returned value that the caller gets."""
+    """What the caller gets: `value` is its number among what the program returns."""
 
     name: str
+    value: int
 
 
 Source = Given | Weight | State
@@ -50,12 +56,13 @@ Source = Given | Weight | State
 class EntryPlan:
     """One entry: a module down to its host program, and how its values meet the caller's.
 
-    arguments: of the program, in order. constants: by the number of `host.constant`. returns: for each value that the program returns, in
-    order; State: it is copied there at the end; None: nobody wants it. ranges: lowest and highest value (None: any) of size symbols."""
+    arguments: of the program, in order. constants: by the number of `host.constant`. ranges: lowest and highest value (None: any) of size
+    symbols. unused: inputs that the program does not take, by number; they are not looked at."""
 
     name: str
     module: ModuleOp
     arguments: Sequence[Source]
     constants: Sequence[Weight | State] = ()
-    returns: Sequence[Result | State | None] = ()
+    results: Sequence[Result] = ()
     ranges: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+    unused: Mapping[int, Value] = field(default_factory=dict)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from llvmlite import binding
 
-from ....dialects.host import program_of
+from ....dialects.host import ReturnOp, program_of
 from ...cpu.emit.module import emit_kernels
 from ...cpu.features import Target, target
 from ...cpu.jit import LlvmError, machine_for, object_symbols
@@ -23,7 +24,7 @@ from .dtypes import DlpackType
 from .emit import emit_c_entry
 from .layouts import returned_value, value_of
 from .levels import needs, ordered, target_of_level
-from .plan import EntryPlan, Given, Result
+from .plan import EntryPlan, Given
 from .runtime import API, PACKAGE, WEIGHTS, runtime_text
 from .signature import Signature, SignatureText
 
@@ -42,17 +43,13 @@ def signature_of(plan: EntryPlan) -> Signature:
     """What an entry takes and gives."""
     program = program_of(plan.module)
     last = program.body.block.last_op
-    inputs = [
-        value_of(argument, source.name, plan)
-        for argument, source in zip(program.body.block.args, plan.arguments, strict=True)
-        if isinstance(source, Given)
-    ]
-    results: list[Any] = []
-    for k, wanted in enumerate(plan.returns):
-        if isinstance(wanted, Result):
-            found = returned_value(plan, last, k)  # pyright: ignore[reportArgumentType]
-            results.append(type(found)(wanted.name, found.type, found.sizes, found.strides))
-    return Signature(plan.name, tuple(inputs), tuple(results), plan.ranges)
+    inputs = {**plan.unused}
+    for argument, source in zip(program.body.block.args, plan.arguments, strict=True):
+        if isinstance(source, Given):
+            inputs[source.number] = value_of(argument, source.name, plan)
+    assert isinstance(last, ReturnOp)
+    results = [replace(returned_value(plan, last, k), name=wanted.name) for k, wanted in enumerate(plan.results)]
+    return Signature(plan.name, tuple(inputs[k] for k in sorted(inputs)), tuple(results), plan.ranges)
 
 
 class Unit:
@@ -63,14 +60,13 @@ class Unit:
         self.levels = ordered(levels)
         binding.initialize_native_target()
         binding.initialize_native_asmparser()  # for the section of the weights, and for instructions without an intrinsic
-        self._context = binding.create_context()
         self._module: Any = self._parse(f'target triple = "{target("generic-sse").triple}"\n')
         self._library: dict[str, list[str]] = {}
         """The functions of products and attention that are linked, and what they keep."""
 
     def _parse(self, text: str) -> Any:
         try:
-            return binding.parse_assembly(text, context=self._context)
+            return binding.parse_assembly(text)  # in the process's context, which outlives all modules
         except RuntimeError as error:
             raise LlvmError(f"LLVM cannot read the text of the object: {error}") from error
 

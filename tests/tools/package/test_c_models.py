@@ -175,6 +175,19 @@ def test_a_cache_that_the_model_keeps(tmp_path):
         torch.testing.assert_close(got, want.detach(), atol=2e-5, rtol=1e-4)
 
 
+def test_attention_that_is_spelled_out(tmp_path):
+    """Doubles, keys of fewer heads, causal."""
+    torch.manual_seed(0)
+
+    def attention(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True, scale=0.3)
+
+    q, k, v = (torch.randn(2, heads, 9, 8, dtype=torch.float64) for heads in (4, 2, 2))
+    export_c(attention, (q, k, v), name="spelled", folder=tmp_path, levels=["cpu-v3"])
+    want = attention(q, k, v)
+    torch.testing.assert_close(call(build(tmp_path, "spelled"), "forward", [q, k, v], [want])[0], want)
+
+
 @pytest.mark.parametrize("level", ["cpu-v1", "cpu-v3", "cpu-v4"])
 def test_each_level_computes_the_same(level, tmp_path):
     torch.manual_seed(0)
