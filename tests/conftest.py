@@ -203,13 +203,22 @@ class RunLine(pytest.Item):
         return self.path, None, f"{self.path.name}: {self.command}"
 
 
+def _values(item: pytest.Function) -> set[tuple[object, ...]]:
+    """What a test has of each list of parameters: those of one mark go together, those of a fixture are by themselves."""
+    params = item.callspec.params
+    marks = [mark.args[0] for mark in item.iter_markers("parametrize")]
+    together = [tuple(map(str.strip, names.split(","))) if isinstance(names, str) else tuple(names) for names in marks]
+    alone = [(name,) for name in params if not any(name in names for names in together)]
+    return {(names, *(id(params[name]) for name in names)) for names in (*together, *alone)}
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]):
     """Of tests that are `spread`, combinations of parameters all of whose values others have are long."""
-    crossed: dict[object, dict[pytest.Item, set[tuple[int, str]]]] = {}
+    crossed: dict[object, dict[pytest.Item, set[tuple[object, ...]]]] = {}
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("spread"):
-            crossed.setdefault((item.parent, item.originalname), {})[item] = set(enumerate(item.callspec._idlist))
+            crossed.setdefault((item.parent, item.originalname), {})[item] = _values(item)
     for values in crossed.values():
         left = set().union(*values.values())
         while left:
