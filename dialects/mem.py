@@ -31,9 +31,8 @@ from xdsl.utils.exceptions import VerifyException
 from .expr import Expr, as_expr, product, strides_contiguous
 from .expr.syntax import ExprAttr, parse_expr
 from .nd.base import IntsAttr, NdOp, prop
-from .nd.call_args import Arg, CallAttr
+from .nd.call_args import CallAttr, check_call
 from .nd.types import element_bytes, parse_shape, print_shape
-from .support.schedule_check import choice_problem
 
 ALIGNMENT = 64
 """Bytes; every buffer of the arena begins at a multiple of it: a cache line, and the widest vector."""
@@ -240,15 +239,8 @@ class ExternOp(NdOp):
     outputs = var_result_def()
 
     def verify_(self) -> None:
-        count = len(self.operands)
-        for leaf in self.call.data.leaves():
-            if isinstance(leaf, Arg) and leaf.index >= count:
-                raise VerifyException(f"mem.extern: the call names arg({leaf.index}), there are {count} operands")
-        for k in (*(prop(self, "mutates") or ()), *(prop(self, "out") or ())):
-            if not 0 <= k < count:
-                raise VerifyException(f"mem.extern: names operand {k}, there are {count} operands")
-        if problem := choice_problem(self.schedule, ("generated", "library")):
-            raise VerifyException(f"mem.extern: {problem}")
+        named = {"mutates": prop(self, "mutates") or (), "writes": prop(self, "out") or ()}
+        check_call(self, self.call.data, named, self.schedule)
 
 
 Mem = Dialect("mem", [AllocOp, ViewOp, ExternOp], [BufferType])

@@ -30,6 +30,7 @@ from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
 from ..support.create import QuickOp
+from ..support.syntax_tail import parse_tail, print_tail
 from .types import check_same, check_vector, element_of, lanes_of, vec
 
 
@@ -81,17 +82,13 @@ class ShuffleOp(QuickOp):
         printer.print_string(" ")
         printer.print_list(self.operands, printer.print_ssa_value)
         printer.print_string(" [" + ", ".join(map(str, self.lanes)) + "]")
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_attribute(self.lhs.type)
+        print_tail(printer, self, self.lhs.type)
 
     @classmethod
     def parse(cls, parser: Parser) -> ShuffleOp:
         operands = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_unresolved_operand)
         indices = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, parser.parse_integer)
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        type = parser.parse_type()
+        attributes, type = parse_tail(parser)
         op = cls.make(indices, *(parser.resolve_operand(v, type) for v in operands))
         op.attributes.update(attributes)
         return op
@@ -126,9 +123,7 @@ class ExtractOp(QuickOp):
         printer.print_string(" ")
         printer.print_ssa_value(self.vector)
         printer.print_string(f"[{self.index.value.data}]")
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_attribute(self.vector.type)
+        print_tail(printer, self, self.vector.type)
 
     @classmethod
     def parse(cls, parser: Parser) -> ExtractOp:
@@ -136,9 +131,8 @@ class ExtractOp(QuickOp):
         parser.parse_punctuation("[")
         index = parser.parse_integer()
         parser.parse_punctuation("]")
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        op = cls.make(parser.resolve_operand(vector, parser.parse_type()), index)
+        attributes, type = parse_tail(parser)
+        op = cls.make(parser.resolve_operand(vector, type), index)
         op.attributes.update(attributes)
         return op
 
@@ -171,9 +165,7 @@ class InsertOp(QuickOp):
         printer.print_string(" ")
         printer.print_list(self.operands, printer.print_ssa_value)
         printer.print_string(f"[{self.index.value.data}]")
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_attribute(self.vector.type)
+        print_tail(printer, self, self.vector.type)
 
     @classmethod
     def parse(cls, parser: Parser) -> InsertOp:
@@ -183,9 +175,7 @@ class InsertOp(QuickOp):
         parser.parse_punctuation("[")
         index = parser.parse_integer()
         parser.parse_punctuation("]")
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        type = parser.parse_type()
+        attributes, type = parse_tail(parser)
         op = cls.make(parser.resolve_operand(value, element_of(type)), parser.resolve_operand(vector, type), index)
         op.attributes.update(attributes)
         return op
@@ -245,16 +235,12 @@ class _VectorsOp(QuickOp):
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
         printer.print_list(self.operands, printer.print_ssa_value)
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_attribute(self.operands[0].type)
+        print_tail(printer, self, self.operands[0].type)
 
     @classmethod
     def parse(cls, parser: Parser) -> Self:
         vectors = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_unresolved_operand)
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        type = parser.parse_type()
+        attributes, type = parse_tail(parser)
         op = cls.make(*(parser.resolve_operand(v, type) for v in vectors))
         op.attributes.update(attributes)
         return op

@@ -25,6 +25,7 @@ from xdsl.traits import MemoryReadEffect, MemoryWriteEffect, Pure
 from xdsl.utils.exceptions import VerifyException
 
 from ..support.create import QuickOp
+from ..support.syntax_tail import parse_tail, print_tail
 from .types import (
     PointerType,
     check_index,
@@ -297,9 +298,7 @@ class GatherOp(_MemoryOp):
         printer.print_ssa_value(self.base)
         print_offset(printer, self.offsets, vec(lanes_of(self.res.type), i64))
         _print_mask(printer, self.mask, self.other)
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_attribute(self.res.type)
+        print_tail(printer, self, self.res.type)
 
     @classmethod
     def parse(cls, parser: Parser) -> GatherOp:
@@ -309,9 +308,7 @@ class GatherOp(_MemoryOp):
         offset_type = parser.parse_type() if parser.parse_optional_punctuation(":") else None
         parser.parse_punctuation("]")
         mask, other = _parse_mask(parser)
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        type = parser.parse_type()
+        attributes, type = parse_tail(parser)
         mask = mask and parser.resolve_operand(mask, mask_of(type))
         other = other and parser.resolve_operand(other, type)
         offsets = parser.resolve_operand(offsets, offset_type or vec(lanes_of(type), i64))
@@ -351,9 +348,7 @@ class ScatterOp(_MemoryOp):
         printer.print_ssa_value(self.base)
         print_offset(printer, self.offsets, vec(lanes_of(self.value.type), i64))
         _print_mask(printer, self.mask)
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_attribute(self.value.type)
+        print_tail(printer, self, self.value.type)
 
     @classmethod
     def parse(cls, parser: Parser) -> ScatterOp:
@@ -365,9 +360,7 @@ class ScatterOp(_MemoryOp):
         offset_type = parser.parse_type() if parser.parse_optional_punctuation(":") else None
         parser.parse_punctuation("]")
         mask, _ = _parse_mask(parser)
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        type = parser.parse_type()
+        attributes, type = parse_tail(parser)
         mask = mask and parser.resolve_operand(mask, mask_of(type))
         offsets = parser.resolve_operand(offsets, offset_type or vec(lanes_of(type), i64))
         op = cls.make(parser.resolve_operand(value, type), base, offsets, mask)
@@ -406,9 +399,7 @@ class AtomicAddOp(_MemoryOp):
         printer.print_string(", ")
         printer.print_ssa_value(self.base)
         print_offset(printer, self.offset)
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_attribute(self.value.type)
+        print_tail(printer, self, self.value.type)
 
     @classmethod
     def parse(cls, parser: Parser) -> AtomicAddOp:
@@ -416,9 +407,8 @@ class AtomicAddOp(_MemoryOp):
         parser.parse_punctuation(",")
         base = parser.resolve_operand(parser.parse_unresolved_operand(), ptr)
         offset = parse_offset(parser)
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        op = cls.make(parser.resolve_operand(value, parser.parse_type()), base, offset)
+        attributes, type = parse_tail(parser)
+        op = cls.make(parser.resolve_operand(value, type), base, offset)
         op.attributes.update(attributes)
         return op
 
@@ -489,17 +479,14 @@ class PtrAddOp(QuickOp):
         printer.print_string(" ")
         printer.print_ssa_value(self.base)
         print_offset(printer, self.offset)
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_attribute(self.element)
+        print_tail(printer, self, self.element)
 
     @classmethod
     def parse(cls, parser: Parser) -> PtrAddOp:
         base = parser.resolve_operand(parser.parse_unresolved_operand(), ptr)
         offset = parse_offset(parser)
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        op = cls.make(base, offset, parser.parse_type())
+        attributes, type = parse_tail(parser)
+        op = cls.make(base, offset, type)
         op.attributes.update(attributes)
         return op
 

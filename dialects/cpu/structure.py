@@ -42,6 +42,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from ..support.arguments import parse_argument
 from ..support.create import QuickOp
+from ..support.syntax_tail import parse_tail, print_tail
 from .types import check_index, check_same, check_value, check_vector, element_of, lanes_of, vec
 
 
@@ -351,9 +352,7 @@ class PhiloxOp(QuickOp):
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
         printer.print_list(self.operands, printer.print_ssa_value)
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_attribute(self.offset.type)
+        print_tail(printer, self, self.offset.type)
 
     @classmethod
     def parse(cls, parser: Parser) -> PhiloxOp:
@@ -362,9 +361,7 @@ class PhiloxOp(QuickOp):
         offset = parser.parse_unresolved_operand()
         parser.parse_punctuation(",")
         subsequence = parser.parse_unresolved_operand()
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        type = parser.parse_type()
+        attributes, type = parse_tail(parser)
         op = cls.make(seed, parser.resolve_operand(offset, type), parser.resolve_operand(subsequence, type))
         op.attributes.update(attributes)
         return op

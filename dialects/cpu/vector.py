@@ -35,6 +35,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from ..support.create import QuickOp
 from ..support.special import ORTHOGONAL_POLYNOMIALS
+from ..support.syntax_tail import parse_tail, print_tail
 from .types import check_index, check_same, check_value, check_vector, element_of, is_integer, like, mask_of, vec
 
 CMPI_PREDICATES = ("eq", "ne", "slt", "sle", "sgt", "sge", "ult", "ule", "ugt", "uge")
@@ -133,16 +134,12 @@ class IotaOp(QuickOp):
         if self.start is not None:
             printer.print_string(" ")
             printer.print_ssa_value(self.start)
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_attribute(self.res.type)
+        print_tail(printer, self, self.res.type)
 
     @classmethod
     def parse(cls, parser: Parser) -> IotaOp:
         start = parser.parse_optional_unresolved_operand()
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        type = parser.parse_type()
+        attributes, type = parse_tail(parser)
         op = cls.make(type, start and parser.resolve_operand(start, element_of(type)))
         op.attributes.update(attributes)
         return op
@@ -172,16 +169,12 @@ class SplatOp(QuickOp):
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
         printer.print_ssa_value(self.value)
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_attribute(self.res.type)
+        print_tail(printer, self, self.res.type)
 
     @classmethod
     def parse(cls, parser: Parser) -> SplatOp:
         value = parser.parse_unresolved_operand()
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        type = parser.parse_type()
+        attributes, type = parse_tail(parser)
         op = cls.make(parser.resolve_operand(value, element_of(type)), type)
         op.attributes.update(attributes)
         return op
@@ -226,17 +219,13 @@ class _KindOp(QuickOp):
     def print(self, printer: Printer) -> None:
         printer.print_string(f" {self.kind.data} ")
         printer.print_list(self.operands, printer.print_ssa_value)
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_attribute(self.operands[0].type)
+        print_tail(printer, self, self.operands[0].type)
 
     @classmethod
     def parse(cls, parser: Parser):
         kind = parser.parse_identifier()
         operands = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_unresolved_operand)
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        type = parser.parse_type()
+        attributes, type = parse_tail(parser)
         return cls.create(
             operands=[parser.resolve_operand(v, type) for v in operands],
             result_types=(cls.result_of(kind, type),),
@@ -411,9 +400,7 @@ class SelectOp(QuickOp):
             printer.print_string(" : i1")
         printer.print_string(", ")
         printer.print_list((self.lhs, self.rhs), printer.print_ssa_value)
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_attribute(self.res.type)
+        print_tail(printer, self, self.res.type)
 
     @classmethod
     def parse(cls, parser: Parser) -> SelectOp:
@@ -423,9 +410,7 @@ class SelectOp(QuickOp):
         lhs = parser.parse_unresolved_operand()
         parser.parse_punctuation(",")
         rhs = parser.parse_unresolved_operand()
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        type = parser.parse_type()
+        attributes, type = parse_tail(parser)
         op = cls.make(
             parser.resolve_operand(cond, cond_type or mask_of(type)),
             parser.resolve_operand(lhs, type),
@@ -469,9 +454,7 @@ class CastOp(QuickOp):
     def print(self, printer: Printer) -> None:
         printer.print_string(f" {self.kind.data} ")
         printer.print_ssa_value(self.value)
-        printer.print_op_attributes(self.attributes)
-        printer.print_string(" : ")
-        printer.print_attribute(self.value.type)
+        print_tail(printer, self, self.value.type)
         printer.print_string(" to ")
         printer.print_attribute(self.res.type)
 
@@ -479,9 +462,7 @@ class CastOp(QuickOp):
     def parse(cls, parser: Parser) -> CastOp:
         kind = parser.parse_identifier()
         value = parser.parse_unresolved_operand()
-        attributes = parser.parse_optional_attr_dict()
-        parser.parse_punctuation(":")
-        source = parser.parse_type()
+        attributes, source = parse_tail(parser)
         parser.parse_keyword("to")
         target = parser.parse_type()
         return cls.create(

@@ -8,15 +8,19 @@ table of Python objects (a subgraph, a generator).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xdsl.ir import Data
+from xdsl.dialects.builtin import StringAttr
+from xdsl.ir import Data, Operation
 from xdsl.irdl import irdl_attr_definition
 from xdsl.parser import AttrParser
 from xdsl.printer import Printer
+from xdsl.utils.exceptions import VerifyException
 
 from ..expr.syntax import parse_expr
 from ..support.call_template import Arg, Call, Enum, Obj, format_leaf
+from ..support.schedule_check import choice_problem
 
 KERNEL_CALL = "tt.launch"
 """The target of a call that launches a kernel of the module (a user's `tt.func`): `["name", [grid...], arguments...]`, the arguments in the
@@ -84,3 +88,17 @@ class CallAttr(Data[Call]):
         if call.kwargs:
             text += ", {" + ", ".join(f"{k} = {format_leaf(v)}" for k, v in call.kwargs) + "}"
         printer.print_string(text + ">")
+
+
+def check_call(op: Operation, call: Call, named: Mapping[str, Sequence[int]], schedule: StringAttr | None) -> None:
+    """VerifyException where a call, or a property that names operands, names one that the operation has not, or its schedule is none."""
+    count = len(op.operands)
+    for leaf in call.leaves():
+        if isinstance(leaf, Arg) and leaf.index >= count:
+            raise VerifyException(f"{op.name}: the call names arg({leaf.index}), there are {count} operands")
+    for name, places in named.items():
+        for k in places:
+            if not 0 <= k < count:
+                raise VerifyException(f"{op.name}: {name} operand {k}, there are {count} operands")
+    if problem := choice_problem(schedule, ("generated", "library")):
+        raise VerifyException(f"{op.name}: {problem}")

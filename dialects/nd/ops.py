@@ -13,7 +13,7 @@ The types are in types.py, the pointwise ops in pointwise.py, the shared format 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FloatAttr, IntegerAttr, ModuleOp, StringAttr, UnitAttr
@@ -37,7 +37,7 @@ from ..expr.ranges import Range, RangeEnv
 from ..expr.syntax import ExprAttr, IndexMapAttr
 from ..support.schedule_check import choice_problem
 from .base import ExprsAttr, IntsAttr, NdOp, prop
-from .call_args import Arg, CallAttr
+from .call_args import CallAttr, check_call
 from .pointwise import ALL as POINTWISE
 from .pointwise import broadcast_dims
 from .types import LayoutAttr, RangeAttr, TensorType, is_float, tensor_type
@@ -52,7 +52,19 @@ def _dims_text(dims: tuple[Expr, ...]) -> str:
     return "[" + ", ".join(map(str, dims)) + "]"
 
 
-def _check_dims(op: NdOp, dims: tuple[int, ...], rank: int, what: str = "dims") -> None:
+def _check_kind(op: NdOp, kind: str, known: Collection[str]) -> None:
+    if kind not in known:
+        raise VerifyException(f"{op.name}: unknown kind '{kind}', known: {', '.join(known)}")
+
+
+def _want_without(op: NdOp, given: SSAValue, dims: Sequence[int]) -> None:
+    """The results have the dimensions of a tensor but for `dims`."""
+    t = tensor_type(given)
+    _check_dims(op, dims, t.rank)
+    _want(op, tuple(s for k, s in enumerate(t.dims) if k not in dims))
+
+
+def _check_dims(op: NdOp, dims: Sequence[int], rank: int, what: str = "dims") -> None:
     if len(set(dims)) != len(dims) or any(not 0 <= d < rank for d in dims):
         raise VerifyException(f"{op.name}: {what} {list(dims)} must be distinct and in 0..{rank - 1} for a tensor of rank {rank}")
 
@@ -343,11 +355,8 @@ class ReduceOp(NdOp):
     traits = traits_def(Pure())
 
     def verify_(self) -> None:
-        if self.kind.data not in REDUCTIONS:
-            raise VerifyException(f"nd.reduce: unknown kind '{self.kind.data}', known: {', '.join(REDUCTIONS)}")
-        t = tensor_type(self.input)
-        _check_dims(self, self.dims.data, t.rank)
-        _want(self, tuple(s for k, s in enumerate(t.dims) if k not in self.dims.data))
+        _check_kind(self, self.kind.data, REDUCTIONS)
+        _want_without(self, self.input, self.dims.data)
 
 
 @irdl_op_definition
@@ -365,11 +374,8 @@ class ArgReduceOp(NdOp):
     traits = traits_def(Pure())
 
     def verify_(self) -> None:
-        if self.kind.data not in ARG_REDUCTIONS:
-            raise VerifyException(f"nd.arg_reduce: unknown kind '{self.kind.data}', known: {', '.join(ARG_REDUCTIONS)}")
-        t = tensor_type(self.input)
-        _check_dims(self, self.dims.data, t.rank)
-        _want(self, tuple(s for k, s in enumerate(t.dims) if k not in self.dims.data))
+        _check_kind(self, self.kind.data, ARG_REDUCTIONS)
+        _want_without(self, self.input, self.dims.data)
 
 
 @irdl_op_definition
@@ -386,9 +392,7 @@ class VarMeanOp(NdOp):
     traits = traits_def(Pure())
 
     def verify_(self) -> None:
-        t = tensor_type(self.input)
-        _check_dims(self, self.dims.data, t.rank)
-        _want(self, tuple(s for k, s in enumerate(t.dims) if k not in self.dims.data))
+        _want_without(self, self.input, self.dims.data)
 
 
 @irdl_op_definition
@@ -405,8 +409,7 @@ class ScanOp(NdOp):
     traits = traits_def(Pure())
 
     def verify_(self) -> None:
-        if self.kind.data not in SCANS:
-            raise VerifyException(f"nd.scan: unknown kind '{self.kind.data}', known: {', '.join(SCANS)}")
+        _check_kind(self, self.kind.data, SCANS)
         wants = 2 if self.kind.data in ("max", "min") else 1
         if len(self.outputs) != wants:
             raise VerifyException(f"nd.scan: kind '{self.kind.data}' has {wants} results, got {len(self.outputs)}")
@@ -609,17 +612,9 @@ class ExternOp(NdOp):
     outputs = var_result_def()
 
     def verify_(self) -> None:
-        count = len(self.operands)
-        for leaf in self.call.data.leaves():
-            if isinstance(leaf, Arg) and leaf.index >= count:
-                raise VerifyException(f"nd.extern: the call names arg({leaf.index}), there are {count} operands")
-        for k in prop(self, "mutates") or ():
-            if not 0 <= k < count:
-                raise VerifyException(f"nd.extern: mutates operand {k}, there are {count} operands")
+        check_call(self, self.call.data, {"mutates": prop(self, "mutates") or ()}, self.schedule)
         for name, values in (("operand_layouts", self.operands), ("result_layouts", self.results)):
             self._check_layouts(name, values)
-        if problem := choice_problem(self.schedule, ("generated", "library")):
-            raise VerifyException(f"nd.extern: {problem}")
 
     def _check_layouts(self, name: str, values: Sequence[SSAValue]) -> None:
         layouts = self.properties.get(name)

@@ -6,58 +6,59 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 from ..cpu.cache import cache_folder, read, write
 from .gpu import GpuTarget, KernelOptions, TargetError
 from .toolchain import backend_of, fingerprint, triton_options
 
 
-def kernel_ttir(
-    function: Any,
-    signature: Mapping[str, str],
-    constants: Mapping[str, Any],
-    divisible: frozenset[str],
-    options: KernelOptions,
-    target: GpuTarget,
-) -> str:
-    """The Triton IR of a kernel after Triton's own stage `ttir` (helpers inlined), without places.
+class SourceKernel(Protocol):
+    """A kernel as its source and what is known of its arguments.
 
     function: a triton.JITFunction. signature: Triton's type of each parameter (`*fp32`, `i32`, `constexpr`); constants: the values of the
-    constexpr ones; divisible: parameters that are multiples of 16. Texts are kept on disk under the hash of the
-    function's source with all that it uses. TargetError for a kernel that Triton refuses, with what it says."""
-    key = _key(function, signature, constants, divisible, options, target)
+    constexpr ones; divisible: parameters that are multiples of 16."""
+
+    @property
+    def function(self) -> Any: ...
+    @property
+    def signature(self) -> Mapping[str, str]: ...
+    @property
+    def constants(self) -> Mapping[str, Any]: ...
+    @property
+    def divisible(self) -> frozenset[str]: ...
+
+
+def kernel_ttir(kernel: SourceKernel, options: KernelOptions, target: GpuTarget) -> str:
+    """The Triton IR of a kernel after Triton's own stage `ttir` (helpers inlined), without places.
+
+    Texts are kept on disk under the hash of the function's source with all that it uses.
+    TargetError for a kernel that Triton refuses, with what it says."""
+    key = _key(kernel, options, target)
     path = cache_folder() / "kernels" / f"{key}.source.ttir"
     kept = read(path) if key else None
     if kept is not None:
         return kept.decode()
-    text = _made(function, signature, constants, divisible, options, target)
+    text = _made(kernel, options, target)
     if key:
         write(path, text.encode())
     return text
 
 
-def _made(
-    function: Any,
-    signature: Mapping[str, str],
-    constants: Mapping[str, Any],
-    divisible: frozenset[str],
-    options: KernelOptions,
-    target: GpuTarget,
-) -> str:
+def _made(kernel: SourceKernel, options: KernelOptions, target: GpuTarget) -> str:
     from triton._C.libtriton import ir  # pyright: ignore[reportMissingImports]
     from triton.backends.compiler import GPUTarget, Language  # pyright: ignore[reportMissingImports]
     from triton.compiler.compiler import ASTSource  # pyright: ignore[reportMissingImports]
 
     backend = backend_of(target)
-    names = list(signature)
-    hints = {(names.index(name),): [["tt.divisibility", 16]] for name in sorted(divisible)}
+    names = list(kernel.signature)
+    hints = {(names.index(name),): [["tt.divisibility", 16]] for name in sorted(kernel.divisible)}
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)
     try:
         chosen = backend.parse_options(triton_options(options, target))
-        source = ASTSource(function, dict(signature), {(names.index(n),): v for n, v in constants.items()}, hints)
+        source = ASTSource(kernel.function, dict(kernel.signature), {(names.index(n),): v for n, v in kernel.constants.items()}, hints)
         functions, modules = backend.get_codegen_implementation(chosen), backend.get_module_map()
         place = GPUTarget(target.backend, target.arch, target.warp_size)
         module = source.make_ir(place, chosen, functions, modules, context)
@@ -65,19 +66,13 @@ def _made(
         backend.add_stages(steps, chosen, Language.TRITON)
         return steps["ttir"](module, {**chosen.__dict__}).str_nodebug()
     except Exception as error:  # whatever the user's code makes of the front end
-        raise TargetError(f"Triton does not take kernel '{function.__name__}': {type(error).__name__}: {error}") from error
+        raise TargetError(f"Triton does not take kernel '{kernel.function.__name__}': {type(error).__name__}: {error}") from error
 
 
-def _key(
-    function: Any,
-    signature: Mapping[str, str],
-    constants: Mapping[str, Any],
-    divisible: frozenset[str],
-    options: KernelOptions,
-    target: GpuTarget,
-) -> str:
+def _key(kernel: SourceKernel, options: KernelOptions, target: GpuTarget) -> str:
     """The name of the text in the cache; "" where a constant has no lasting text."""
-    if not all(isinstance(v, (str, int, float, bool, type(None))) for v in constants.values()):
+    if not all(isinstance(v, (str, int, float, bool, type(None))) for v in kernel.constants.values()):
         return ""
-    what = [function.cache_key, list(signature.items()), list(constants.items()), sorted(divisible), asdict(options), target.name]
+    given = [list(kernel.signature.items()), list(kernel.constants.items()), sorted(kernel.divisible)]
+    what = [kernel.function.cache_key, *given, asdict(options), target.name]
     return hashlib.sha256(json.dumps([what, fingerprint(target)], sort_keys=True).encode()).hexdigest()

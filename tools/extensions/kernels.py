@@ -52,7 +52,7 @@ def _kernel(request: KernelRequest, target: GpuTarget) -> ModuleOp:
     from ..backend.compile_graph import context
 
     options = KernelOptions(**request.options)
-    text = kernel_ttir(request.function, request.signature, request.constants, request.divisible, options, target)
+    text = kernel_ttir(request, options, target)
     module, _ = parse_file(text, f"{request.function.__name__}.ttir", context())
     function = kernel_of(module)
     if found := next((op.name for op in module.walk() if op.name in SCRATCH), None):

@@ -25,7 +25,7 @@ running maximum and sum of "Self-attention does not need O(n^2) memory" (Rabe an
 from __future__ import annotations
 
 from ..gemm.convert import convert_rows
-from ..gemm.driver import as_module
+from ..gemm.driver import as_module, thunk
 from ..gemm.ir import Function, Value
 from ..gemm.kernels import KERNEL_TYPES, tile_kernel
 from ..gemm.pack import pack_b_columns
@@ -96,7 +96,7 @@ def attention_scratch_bytes(spec: AttentionSpec, threads: int) -> int:
 def attention_function(spec: AttentionSpec) -> tuple[str, str]:
     """The symbol and the LLVM IR of the function that computes `spec`; `gemm.as_module` makes a module of it."""
     symbol, shape = spec.symbol, spec.shape
-    around = [_slot(spec), _thunk(symbol), _entry(spec)]
+    around = [_slot(spec), thunk(symbol, _FIELDS["slots"]), _entry(spec)]
     if spec.on_matrix_unit:
         return symbol, "\n".join([*attention_amx.head_functions(spec, _HEAD_ARGS, _layout(spec)), *around])
     parts = [f"@{symbol}_zeros = internal constant [256 x i8] zeroinitializer, align 64\n"]
@@ -286,15 +286,6 @@ def _slot(spec: AttentionSpec) -> str:
         values += [v["causal"], v["scale"], scratch]
         args = ", ".join(f"{ty} {value}" for (ty, _), value in zip(_HEAD_ARGS, values, strict=True))
         f.do(f"call void @{symbol}_head({args})")
-    return f.text()
-
-
-def _thunk(symbol: str) -> str:
-    f = Function(f"{symbol}_thunk", [("ptr", "context")], plain=True)
-    first = f.let("sext i32 " + f.let("call i32 @omp_get_thread_num()") + " to i64")
-    team = f.let("sext i32 " + f.let("call i32 @omp_get_num_threads()") + " to i64")
-    with f.loop(first, f.load("i64", f.at("%context", _FIELDS["slots"]), 8), team) as slot:
-        f.do(f"call void @{symbol}_slot(ptr %context, i64 {slot.i})")
     return f.text()
 
 

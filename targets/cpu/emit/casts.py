@@ -9,77 +9,39 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..half_bits import Words, bf16_to_float, float_to_bf16, float_to_half, half_to_float
 from . import float8 as emit_float8
 from .text import FunctionText, Type, splat
 
 Cast = Callable[[FunctionText, Type, Type, str], str]
 
 
-def _c(type: Type, element: str, value: int | str) -> str:
-    """A constant with as many lanes as `type`."""
-    text = str(value)
-    if not type.lanes:
-        return text
-    return "zeroinitializer" if text == "0" else f"splat ({element} {text})"
-
-
 def to_f32(f: FunctionText, type: Type, value: str) -> str:
     """A value of an 8-bit or 16-bit float type as f32."""
     if type.bits == 8:
         return emit_float8.decode(f, type, value)
-    i32, f32, i1 = type.of("i32"), type.of("float"), type.of("i1")
+    words = Words(f.let, type.lanes)
     if type.kind == "bf16":
-        wide = f.let(f"zext {type.text} {value} to {i32}")
-        return f.let(f"bitcast {i32} {f.let(f'shl {i32} {wide}, ' + _c(type, 'i32', 16))} to {f32}")
+        return bf16_to_float(words, f.let(f"zext {type.text} {value} to {type.of('i32')}"))
     if f.target.has("f16c"):
         half = f.let(f"bitcast {type.text} {value} to {type.of('half')}")
-        return f.let(f"fpext {type.of('half')} {half} to {f32}")
-    # Sign aside, the bits of a half shifted to a float's place are the value times 2^-112, exactly (denormals too);
-    # infinity and NaN get the largest exponent back.
-    wide = f.let(f"zext {type.text} {value} to {i32}")
-    magnitude = f.let(f"and {i32} {wide}, {_c(type, 'i32', 0x7FFF)}")
-    shifted = f.let(f"bitcast {i32} {f.let(f'shl {i32} {magnitude}, ' + _c(type, 'i32', 13))} to {f32}")
-    scaled = f.let(f"fmul {f32} {shifted}, {_c(type, 'float', '0x46F0000000000000')}")
-    special = f.let(f"icmp uge {i32} {magnitude}, {_c(type, 'i32', 0x7C00)}")
-    bits = f.let(f"bitcast {f32} {scaled} to {i32}")
-    infinite = f.let(f"or {i32} {bits}, {_c(type, 'i32', 0x7F800000)}")
-    bits = f.let(f"select {i1} {special}, {i32} {infinite}, {i32} {bits}")
-    sign = f.let(f"and {i32} {f.let(f'shl {i32} {wide}, ' + _c(type, 'i32', 16))}, {_c(type, 'i32', -(2**31))}")
-    return f.let(f"bitcast {i32} {f.let(f'or {i32} {bits}, {sign}')} to {f32}")
+        return f.let(f"fpext {type.of('half')} {half} to {type.of('float')}")
+    return half_to_float(words, f.let(f"zext {type.text} {value} to {type.of('i32')}"))
 
 
 def from_f32(f: FunctionText, type: Type, value: str) -> str:
     """An f32 rounded to the 8-bit or 16-bit float type `type` (nearest, ties to even; denormals kept; NaN stays NaN)."""
     if type.bits == 8:
         return emit_float8.encode(f, type, value)
-    i32, f32, i1 = type.of("i32"), type.of("float"), type.of("i1")
     if type.kind == "bf16":
         whole = type.lanes >= 4 and type.lanes.bit_count() == 1  # registers, all of whose lanes are in use
         if whole and f.target.has("avx512bf16") and f.target.has("avx512dq"):
             return _bf16_native(f, type, value)
         return _bf16_by_integers(f, type, value)
     if f.target.has("f16c"):
-        half = f.let(f"fptrunc {f32} {value} to {type.of('half')}")
+        half = f.let(f"fptrunc {type.of('float')} {value} to {type.of('half')}")
         return f.let(f"bitcast {type.of('half')} {half} to {type.text}")
-    bits = f.let(f"bitcast {f32} {value} to {i32}")
-    magnitude = f.let(f"and {i32} {bits}, {_c(type, 'i32', 0x7FFFFFFF)}")
-    sign = f.let(f"and {i32} {f.let(f'lshr {i32} {bits}, ' + _c(type, 'i32', 16))}, {_c(type, 'i32', 0x8000)}")
-    # Normal results: round at bit 13 by adding, then move the exponent's bias from 127 to 15.
-    odd = f.let(f"and {i32} {f.let(f'lshr {i32} {magnitude}, ' + _c(type, 'i32', 13))}, {_c(type, 'i32', 1)}")
-    biased = f.let(f"add {i32} {f.let(f'add {i32} {magnitude}, {odd}')}, {_c(type, 'i32', 0xFFF - (112 << 23))}")
-    normal = f.let(f"lshr {i32} {biased}, {_c(type, 'i32', 13)}")
-    # Denormal results: adding 0.5 leaves the rounded value of |x| * 2^24 in the low bits of the sum.
-    absolute = f.let(f"bitcast {i32} {magnitude} to {f32}")
-    summed = f.let(f"fadd {f32} {absolute}, {_c(type, 'float', '0x3FE0000000000000')}")
-    small = f.let(f"sub {i32} {f.let(f'bitcast {f32} {summed} to {i32}')}, {_c(type, 'i32', 0x3F000000)}")
-    is_small = f.let(f"icmp ult {i32} {magnitude}, {_c(type, 'i32', 0x38800000)}")
-    result = f.let(f"select {i1} {is_small}, {i32} {small}, {i32} {normal}")
-    # 65520 and above round to infinity; NaN stays a quiet NaN.
-    large = f.let(f"icmp uge {i32} {magnitude}, {_c(type, 'i32', 0x477FF000)}")
-    result = f.let(f"select {i1} {large}, {i32} {_c(type, 'i32', 0x7C00)}, {i32} {result}")
-    nan = f.let(f"icmp ugt {i32} {magnitude}, {_c(type, 'i32', 0x7F800000)}")
-    result = f.let(f"select {i1} {nan}, {i32} {_c(type, 'i32', 0x7E00)}, {i32} {result}")
-    return f.let(f"trunc {i32} {f.let(f'or {i32} {result}, {sign}')} to {type.text}")
+    return f.let(f"trunc {type.of('i32')} {float_to_half(Words(f.let, type.lanes), value)} to {type.text}")
 
 
 _DENORMAL = 0x20
@@ -87,14 +49,7 @@ _DENORMAL = 0x20
 
 
 def _bf16_by_integers(f: FunctionText, type: Type, value: str) -> str:
-    i32, f32, i1 = type.of("i32"), type.of("float"), type.of("i1")
-    bits = f.let(f"bitcast {f32} {value} to {i32}")
-    odd = f.let(f"and {i32} {f.let(f'lshr {i32} {bits}, ' + _c(type, 'i32', 16))}, {_c(type, 'i32', 1)}")
-    bias = f.let(f"add {i32} {odd}, {_c(type, 'i32', 0x7FFF)}")
-    rounded = f.let(f"lshr {i32} {f.let(f'add {i32} {bits}, {bias}')}, {_c(type, 'i32', 16)}")
-    nan = f.let(f"fcmp uno {f32} {value}, {value}")
-    kept = f.let(f"select {i1} {nan}, {i32} {_c(type, 'i32', 0x7FC0)}, {i32} {rounded}")
-    return f.let(f"trunc {i32} {kept} to {type.text}")
+    return f.let(f"trunc {type.of('i32')} {float_to_bf16(Words(f.let, type.lanes), value)} to {type.text}")
 
 
 def _bf16_native(f: FunctionText, type: Type, value: str) -> str:

@@ -3,6 +3,7 @@ time."""
 
 from __future__ import annotations
 
+from ..half_bits import Words, bf16_to_float, float_to_bf16, float_to_half, half_to_float
 from .ir import Function
 from .spec import ELEMENT_BYTES, LLVM_TYPE, Isa
 
@@ -12,8 +13,9 @@ def vector(lanes: int, ty: str) -> str:
     return ty if lanes == 1 else f"<{lanes} x {ty}>"
 
 
-def splat_int(lanes: int, ty: str, value: int) -> str:
-    return str(value) if lanes == 1 else f"splat ({ty} {value})"
+def words(f: Function, lanes: int) -> Words:
+    """Where bits of 16-bit floats are computed."""
+    return Words(f.let, 0 if lanes == 1 else lanes)
 
 
 def load_as(f: Function, isa: Isa, dtype: str, acc: str, pointer: str, lanes: int) -> str:
@@ -32,33 +34,7 @@ def widen(f: Function, isa: Isa, dtype: str, pointer: str, lanes: int) -> str:
         return f.let(f"fpext {vector(lanes, 'half')} {value} to {vector(lanes, 'float')}")
     word = vector(lanes, "i32")
     bits = f.let(f"zext {vector(lanes, 'i16')} {f.load(vector(lanes, 'i16'), pointer)} to {word}")
-    return bf16_bits_to_float(f, bits, lanes) if dtype == "bf16" else half_bits_to_float(f, bits, lanes)
-
-
-def bf16_bits_to_float(f: Function, bits: str, lanes: int) -> str:
-    word = vector(lanes, "i32")
-    high = f.let(f"shl {word} {bits}, {splat_int(lanes, 'i32', 16)}")
-    return f.let(f"bitcast {word} {high} to {vector(lanes, 'float')}")
-
-
-def half_bits_to_float(f: Function, bits: str, lanes: int) -> str:
-    """IEEE half in the low 16 bits of each i32, for targets without the instruction: scale by 2^112, which also
-    normalises."""
-    word, flt = vector(lanes, "i32"), vector(lanes, "float")
-
-    def const(value: int) -> str:
-        return splat_int(lanes, "i32", value)
-
-    magnitude = f.let(f"and {word} {bits}, {const(0x7FFF)}")
-    shifted = f.let(f"shl {word} {magnitude}, {const(13)}")
-    scale = "0x46F0000000000000" if lanes == 1 else "splat (float 0x46F0000000000000)"
-    scaled = f.let(f"fmul {flt} {f.let(f'bitcast {word} {shifted} to {flt}')}, {scale}")
-    finite = f.let(f"bitcast {flt} {scaled} to {word}")
-    special = f.let(f"or {word} {shifted}, {const(0x7F800000)}")
-    is_special = f.let(f"icmp uge {word} {magnitude}, {const(0x7C00)}")
-    value = f.let(f"select {vector(lanes, 'i1')} {is_special}, {word} {special}, {word} {finite}")
-    sign = f.let(f"shl {word} {f.let(f'and {word} {bits}, {const(0x8000)}')}, {const(16)}")
-    return f.let(f"bitcast {word} {f.let(f'or {word} {value}, {sign}')} to {flt}")
+    return bf16_to_float(words(f, lanes), bits) if dtype == "bf16" else half_to_float(words(f, lanes), bits)
 
 
 def store_as(f: Function, isa: Isa, dtype: str, acc: str, value: str, pointer: str, lanes: int) -> None:
@@ -69,49 +45,8 @@ def store_as(f: Function, isa: Isa, dtype: str, acc: str, value: str, pointer: s
         half = f.let(f"fptrunc {vector(lanes, 'float')} {value} to {vector(lanes, 'half')}")
         f.store(vector(lanes, "half"), half, pointer)
     else:
-        word = vector(lanes, "i32")
-        bits = f.let(f"bitcast {vector(lanes, 'float')} {value} to {word}")
-        short = float_bits_to_bf16(f, bits, lanes) if dtype == "bf16" else float_bits_to_half(f, bits, lanes)
-        f.store(vector(lanes, "i16"), f.let(f"trunc {word} {short} to {vector(lanes, 'i16')}"), pointer)
-
-
-def float_bits_to_bf16(f: Function, bits: str, lanes: int) -> str:
-    """In integers: the instruction (vcvtneps2bf16) flushes denormals, torch does not."""
-    word = vector(lanes, "i32")
-
-    def const(value: int) -> str:
-        return splat_int(lanes, "i32", value)
-
-    odd = f.let(f"and {word} {f.let(f'lshr {word} {bits}, {const(16)}')}, {const(1)}")
-    rounded = f.let(f"add {word} {bits}, {f.let(f'add {word} {odd}, {const(0x7FFF)}')}")
-    high = f.let(f"lshr {word} {rounded}, {const(16)}")
-    magnitude = f.let(f"and {word} {bits}, {const(0x7FFFFFFF)}")
-    is_nan = f.let(f"icmp ugt {word} {magnitude}, {const(0x7F800000)}")
-    return f.let(f"select {vector(lanes, 'i1')} {is_nan}, {word} {const(0x7FC0)}, {word} {high}")
-
-
-def float_bits_to_half(f: Function, bits: str, lanes: int) -> str:
-    """Round to nearest even in integers; results below the normal range are rounded by adding 0.5."""
-    word, flt, flag = vector(lanes, "i32"), vector(lanes, "float"), vector(lanes, "i1")
-
-    def const(value: int) -> str:
-        return splat_int(lanes, "i32", value)
-
-    magnitude = f.let(f"and {word} {bits}, {const(0x7FFFFFFF)}")
-    sign = f.let(f"and {word} {f.let(f'lshr {word} {bits}, {const(16)}')}, {const(0x8000)}")
-    odd = f.let(f"and {word} {f.let(f'lshr {word} {magnitude}, {const(13)}')}, {const(1)}")
-    rebiased = f.let(f"add {word} {magnitude}, {const(0x0FFF - (112 << 23))}")
-    normal = f.let(f"lshr {word} {f.let(f'add {word} {rebiased}, {odd}')}, {const(13)}")
-    half_one = "0.5" if lanes == 1 else "splat (float 0.5)"
-    shifted = f.let(f"fadd {flt} {f.let(f'bitcast {word} {magnitude} to {flt}')}, {half_one}")
-    tiny = f.let(f"sub {word} {f.let(f'bitcast {flt} {shifted} to {word}')}, {const(0x3F000000)}")
-    is_tiny = f.let(f"icmp ult {word} {magnitude}, {const(113 << 23)}")
-    value = f.let(f"select {flag} {is_tiny}, {word} {tiny}, {word} {normal}")
-    is_big = f.let(f"icmp uge {word} {magnitude}, {const(143 << 23)}")
-    is_nan = f.let(f"icmp ugt {word} {magnitude}, {const(0x7F800000)}")
-    infinite = f.let(f"select {flag} {is_nan}, {word} {const(0x7E00)}, {word} {const(0x7C00)}")
-    value = f.let(f"select {flag} {is_big}, {word} {infinite}, {word} {value}")
-    return f.let(f"or {word} {value}, {sign}")
+        short = float_to_bf16(words(f, lanes), value) if dtype == "bf16" else float_to_half(words(f, lanes), value)
+        f.store(vector(lanes, "i16"), f.let(f"trunc {vector(lanes, 'i32')} {short} to {vector(lanes, 'i16')}"), pointer)
 
 
 def convert_rows(name: str, isa: Isa, source: str, target: str, acc: str) -> str:

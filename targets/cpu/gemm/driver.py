@@ -82,7 +82,7 @@ def gemm_function(spec: GemmSpec) -> tuple[str, str]:
         parts = gemm_amx.block_functions(plan, symbol, BLOCK_ARGS)
     else:
         parts = block_functions(plan, symbol)
-    parts += [_slot_function(plan, symbol), _thunk(symbol), _entry(plan, symbol)]
+    parts += [_slot_function(plan, symbol), thunk(symbol, _FIELDS["slots"]), _entry(plan, symbol)]
     return symbol, "\n".join(parts)
 
 
@@ -129,12 +129,13 @@ def _entry(plan: BlockPlan | gemm_amx.AmxPlan, symbol: str) -> str:
     return f.text()
 
 
-def _thunk(symbol: str) -> str:
-    """What every thread runs; the team may turn out smaller than was asked for."""
+def thunk(symbol: str, slots: int) -> str:
+    """What every thread runs: slots of the context, whose number is `slots` bytes into it. The team may turn out smaller than was asked
+    for."""
     f = Function(f"{symbol}_thunk", [("ptr", "context")], plain=True)
     first = f.let("sext i32 " + f.let("call i32 @omp_get_thread_num()") + " to i64")
     team = f.let("sext i32 " + f.let("call i32 @omp_get_num_threads()") + " to i64")
-    with f.loop(first, f.load("i64", f.at("%context", _FIELDS["slots"]), 8), team) as slot:
+    with f.loop(first, f.load("i64", f.at("%context", slots), 8), team) as slot:
         f.do(f"call void @{symbol}_slot(ptr %context, i64 {slot.i})")
     return f.text()
 

@@ -5,7 +5,8 @@ Every kernel has the same arguments (`KERNEL_ARGS`), strides in bytes, so that t
 
 from __future__ import annotations
 
-from .convert import bf16_bits_to_float, load_as, vector
+from ..half_bits import bf16_to_float
+from .convert import load_as, vector, words
 from .ir import Function, Value
 from .spec import LLVM_TYPE, Shape
 
@@ -148,7 +149,7 @@ def _chunk(f: Function, shape: Shape, pointer: str, mask: str) -> str:
     if shape.pairs:
         return f.let(f"bitcast {ty} {value} to <{lanes} x bfloat>")
     if dtype == "bf16":
-        return bf16_bits_to_float(f, f.let(f"zext {ty} {value} to {vector(lanes, 'i32')}"), lanes)
+        return bf16_to_float(words(f, lanes), f.let(f"zext {ty} {value} to {vector(lanes, 'i32')}"))
     if dtype == "f16":
         half = f.let(f"bitcast {ty} {value} to {vector(lanes, 'half')}")
         return f.let(f"fpext {vector(lanes, 'half')} {half} to {vector(lanes, 'float')}")
