@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..host.runtime.callables import native_callable, python_callable
 from .calls import Entry
 from .errors import PackageError
 from .format import PackageFile, open_package
+from .kernels import kernels_of
 from .process import (
     cpu_features,
     entry_resolver,
@@ -23,6 +25,7 @@ from .process import (
     host_runtime,
     kernel_resolver,
     mapped,
+    runs_on_gpu,
     why_not_native,
 )
 from .programs import ProgramRecord, description_of, object_of
@@ -118,29 +121,58 @@ def load_file(
     for entry in signature.entries:
         entry.arguments.check()
         entry.result.check()
-    chosen = choose_target(file, signature.targets, device, target)
+    chosen = choose_target(file, signature, device, target)
     store = WeightStore(file, verify)
+    place = device_of(chosen)
+    if place != "cpu":
+        store.move(place)
     if weights is not None:
         store.replace(weights)
     entries = {one.name: _entry(file, signature, one, chosen, store) for one in signature.entries}
     return Package(file, signature, chosen, store, entries)
 
 
-def choose_target(file: PackageFile, targets: Sequence[Target], device: str | None, name: str | None) -> Target:
+def device_of(target: Target) -> str:
+    """Where the programs for a target run."""
+    return "cuda:0" if target.capability else "cpu"
+
+
+def _wants_gpu(file: PackageFile, signature: Signature, device: str | None) -> bool | None:
+    """Whether a GPU's code is asked for; None where nothing is said and the package was made of nothing in particular."""
+    if device is None:
+        devices = {leaf.device.partition(":")[0] for entry in signature.entries for leaf in entry.leaves if leaf.device}
+        return True if devices == {"cuda"} else False if devices == {"cpu"} else None
+    if device not in ("cpu", "cuda", "cuda:0"):
+        raise file.error(f"it runs on 'cpu' and 'cuda:0', not on '{device}'; CUDA_VISIBLE_DEVICES says which GPU is the first one")
+    return device != "cpu"
+
+
+def choose_target(file: PackageFile, signature: Signature, device: str | None, name: str | None) -> Target:
     """The best target that this machine runs, or the one of that name. PackageError says what each lacks."""
-    known = [t for t in targets if name is None or t.name == name]
+    targets = [t for t in signature.targets if name is None or t.name == name]
+    if not targets:
+        raise file.error(f"it has no code for '{name}'; it has code for {', '.join(t.name for t in signature.targets)}")
+    gpu = _wants_gpu(file, signature, device) if name is None else None
+    known = [t for t in targets if gpu is None or (t.capability > 0) == gpu] or (targets if device is None else [])
     if not known:
-        raise file.error(f"it has no code for '{name}'; it has code for {', '.join(t.name for t in targets)}")
-    here = cpu_features()
+        raise file.error(f"it has no code for {device}; it has code for {', '.join(t.name for t in targets)}")
     lacks: list[str] = []
     for one in known:
-        missing = [f for f in one.features if f not in here]
-        if not missing:
+        problem = _problem_of(one)
+        if not problem:
             if lacks:
                 log.info("%s: code for %s runs; %s", file.path, one.name, "; ".join(lacks))
             return one
-        lacks.append(f"{one.name} needs {', '.join(missing)}")
-    raise file.error(f"this machine runs none of its code: {'; '.join(lacks)}; export it for an older instruction set (targets=['cpu-v3'])")
+        lacks.append(f"{one.name}: {problem}")
+    raise file.error(f"this machine runs none of its code ({'; '.join(lacks)}); export it for other targets, such as cpu-v3")
+
+
+def _problem_of(target: Target) -> str:
+    """Why code for a target does not run here, or ""."""
+    missing = [f for f in target.features if f not in cpu_features()]
+    if missing:
+        return f"the CPU lacks {', '.join(missing)}"
+    return runs_on_gpu(target.capability, target.multiprocessors, device_of(target)) if target.capability else ""
 
 
 def _entry(file: PackageFile, signature: Signature, point: EntryPoint, target: Target, store: WeightStore) -> Entry:
@@ -156,13 +188,25 @@ def _entry(file: PackageFile, signature: Signature, point: EntryPoint, target: T
     if run is None:
         log.warning("%s: entry point '%s' runs through Python: %s", file.path, point.name, reason)
         run = _through_python(file, record, point.name, target, store)
-    return Entry(file.path, point, record, store, run, native=not reason)
+    return Entry(file.path, _on(point, record.device), record, store, run, native=not reason)
+
+
+def _on(point: EntryPoint, device: str) -> EntryPoint:
+    """The signature of an entry point whose tensors are on a device."""
+    leaves = tuple(replace(leaf, device=device) if leaf.device else leaf for leaf in point.leaves)
+    return replace(point, leaves=leaves)
 
 
 def _native(file: PackageFile, record: ProgramRecord, name: str, target: Target, store: WeightStore) -> Callable[[list[Any]], list[Any]]:
-    image = mapped(file, name, target.name, entry_resolver(file, functions_image(file, target.name)))
+    driver = None
+    if target.capability:
+        from ..host.gpu.driver import cuda_driver
+
+        driver = cuda_driver()
+    image = mapped(file, name, target.name, entry_resolver(file, functions_image(file, target.name), driver))
     constants, objects = [store.tensor(one) for one in record.constants], [object_of(one) for one in record.objects]
-    return native_callable(description_of(record, []), image, constants, objects, host_runtime(file))
+    description = description_of(record, kernels_of(file, record.kernels, target.name))
+    return native_callable(description, image, constants, objects, host_runtime(file))
 
 
 def _through_python(
@@ -170,4 +214,13 @@ def _through_python(
 ) -> Callable[[list[Any]], list[Any]]:
     image = mapped(file, name, target.name, kernel_resolver(functions_image(file, target.name)))
     constants, objects = [store.tensor(one) for one in record.constants], [object_of(one) for one in record.objects]
-    return python_callable(description_of(record, []), image, constants, objects)
+    description = description_of(record, kernels_of(file, record.kernels, target.name))
+    if not target.capability:
+        return python_callable(description, image, constants, objects)
+    import torch
+
+    from ..host.gpu.driver import cuda_driver
+    from ..host.gpu.launches import GpuLaunches
+
+    launcher = GpuLaunches(description.name, description.device, description.kernels, cuda_driver())  # pyright: ignore[reportArgumentType]
+    return python_callable(description, image, constants, objects, launcher, torch.cuda.device)

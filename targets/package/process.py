@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..host.runtime.callables import HostRuntime
 from ..host.runtime.settings import settle_runtime
-from ..host.symbols import cuda_shim_address, handle_offset, missing, shim_address, symbols
+from ..host.symbols import TORCH_ERROR, cuda_shim_address, handle_offset, missing, shim_address, symbols
 from .errors import PackageError
 from .format import PackageFile
 from .image import ImageTable, MappedImage, map_image
@@ -36,7 +36,15 @@ def process_address(name: str) -> int | None:
     for find in (_in_process, shim_address, cuda_shim_address, _in_libm):
         if (address := find(name)) is not None:
             return address
-    return None
+    return _no_text() if name == TORCH_ERROR else None
+
+
+@cache
+def _no_text() -> int:
+    """The address of what tells no text of an exception, for a torch whose C shim does not: messages do without then."""
+    function = ctypes.CFUNCTYPE(ctypes.c_void_p)(lambda: None)
+    _kept["no text"] = function
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def _in_process(name: str) -> int | None:
@@ -120,6 +128,21 @@ def gpu_image(file: PackageFile, driver: Driver) -> MappedImage:
             image = mapped(file, "gpu-runtime", resolve=lambda name: addresses.get(name) or process_address(name), forever=True)
             _kept[key] = driver, image
         return _kept[key][1]
+
+
+def runs_on_gpu(capability: int, multiprocessors: int, device: str) -> str:
+    """Why code for a GPU does not run on a device of torch; "" where it does."""
+    import torch
+
+    if not torch.cuda.is_available() or torch.version.hip:
+        return "torch finds no GPU of NVIDIA's"
+    major, minor = torch.cuda.get_device_capability(device)
+    # binaries run on later GPUs of their generation, those from Hopper on (which use its own instructions) on no other
+    fits = major == capability // 10 and (minor == capability % 10 if major >= 9 else minor >= capability % 10)
+    if not fits:
+        return f"the GPU is an sm_{major}{minor}"
+    found = torch.cuda.get_device_properties(device).multi_processor_count
+    return f"the GPU has {found} multiprocessors, and {multiprocessors} are needed" if found < multiprocessors else ""
 
 
 def host_runtime(file: PackageFile) -> HostRuntime:

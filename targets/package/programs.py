@@ -34,6 +34,48 @@ class CallRecord:
 
 
 @dataclass(frozen=True)
+class BoxRecord:
+    """How a descriptor of a kernel is encoded (targets/triton/boxes.py)."""
+
+    element: int
+    swizzle: int
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DescriptorRecord:
+    """A descriptor among the arguments of a kernel (targets/triton/boxes.py)."""
+
+    position: int
+    rank: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class BinaryRecord:
+    """A variant of a kernel. section: the name of the section that has its code; shared: bytes of shared memory."""
+
+    name: str
+    section: str
+    threads: int
+    shared: int
+    boxes: tuple[BoxRecord, ...] = ()
+
+
+@dataclass(frozen=True)
+class KernelRecord:
+    """A kernel for a GPU. binaries: what relies on addresses and sizes that are multiples of 16, on nothing, on addresses alone."""
+
+    name: str
+    place: str
+    aligned: tuple[int, ...]
+    even: tuple[int, ...]
+    overlaps: bool
+    described: tuple[DescriptorRecord, ...]
+    binaries: tuple[BinaryRecord, BinaryRecord, BinaryRecord]
+
+
+@dataclass(frozen=True)
 class ObjectRecord:
     """A Python object that a program calls: an operator of torch, or a function of OBJECTS."""
 
@@ -84,6 +126,8 @@ class ProgramRecord:
     updates: tuple[str, ...] = ()
     """Weights that a call changes."""
     objects: tuple[ObjectRecord, ...] = ()
+    kernels: tuple[KernelRecord, ...] = ()
+    """Those that are not in the object."""
 
 
 OBJECTS: dict[str, Any] = {"bool": bool, "float": float, "int": int}

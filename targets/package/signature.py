@@ -51,11 +51,13 @@ class EntryPoint:
 
 @dataclass(frozen=True)
 class Target:
-    """What the code of a package was made for. features: what the CPU must have, as Linux names it; capability: of a GPU, 90 for sm_90."""
+    """What the code of a package was made for. features: what the CPU must have, as Linux names it; capability: of a GPU, 90 for sm_90, 0
+    where kernels run on the CPU; multiprocessors: how many the GPU must have, for kernels whose programs wait for each other."""
 
     name: str
     features: tuple[str, ...] = ()
     capability: int = 0
+    multiprocessors: int = 0
 
 
 @dataclass(frozen=True)

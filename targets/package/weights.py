@@ -64,7 +64,12 @@ class WeightStore:
         empty = 0 in one.sizes
         if not empty and (last + 1) * dtype.itemsize > storage.numel():
             raise self._error(f"weight '{one.name}' is larger than its storage")
-        return torch.empty(0, dtype=dtype).set_(storage.untyped_storage(), one.offset, one.sizes, one.strides)
+        return torch.empty(0, dtype=dtype, device=storage.device).set_(storage.untyped_storage(), one.offset, one.sizes, one.strides)
+
+    def move(self, device: str) -> None:
+        """Have the weights on a device. RuntimeError where there is none, torch.OutOfMemoryError."""
+        self._storages = [storage.to(device) for storage in self._storages]
+        self.tensors = {one.name: self._view(one) for one in self._table.tensors}
 
     def tensor(self, name: str) -> Any:
         """The tensor of that name. PackageError."""

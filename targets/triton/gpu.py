@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -37,6 +39,24 @@ class GpuTarget:
     def copies_blocks(self) -> bool:
         """Whether it copies blocks of a tensor that a launch describes (TMA): NVIDIA's from Hopper on."""
         return isinstance(self.arch, int) and self.arch >= 90
+
+
+_chosen: list[GpuTarget] = []
+
+
+@contextmanager
+def use_gpu(target: GpuTarget) -> Iterator[None]:
+    """Programs are compiled for a usual GPU of that kind inside of the block, whatever GPU there is."""
+    _chosen.append(target)
+    try:
+        yield
+    finally:
+        _chosen.pop()
+
+
+def chosen_gpu() -> GpuTarget | None:
+    """The GPU of `use_gpu`; None outside of it."""
+    return _chosen[-1] if _chosen else None
 
 
 _WAVE_32 = ("gfx10", "gfx11", "gfx12")

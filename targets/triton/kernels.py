@@ -21,7 +21,7 @@ from ...passes.manager.locations import source_location
 from .boxes import Box, DescriptorArgument
 from .compile import CompiledKernel, Job, compile_text, start_kernels
 from .emit import kernel_modules, kernel_of, ttir_for_compiling
-from .gpu import GpuTarget, KernelOptions, TargetError, options_of
+from .gpu import GpuTarget, KernelOptions, TargetError, chosen_gpu, options_of
 from .pointer_blocks import takes_descriptors, with_pointer_blocks
 from .toolchain import installed_spelling
 
@@ -213,6 +213,8 @@ def device_target(device: str) -> GpuTarget:
 
     from .gpu import gpu_target
 
+    if (chosen := chosen_gpu()) is not None:
+        return chosen
     if torch.version.hip:
         raise TargetError("kernels for AMD GPUs can be compiled (opt-tool -t hsaco) but not launched")
     if not torch.cuda.is_available():
@@ -222,15 +224,20 @@ def device_target(device: str) -> GpuTarget:
 
 
 def device_multiprocessors(device: str) -> int:
-    """How many multiprocessors a device of torch has; 0 where torch finds no GPU."""
+    """How many multiprocessors a device of torch has; 0 where torch finds no GPU, or code is made for another one."""
     import torch
 
+    if chosen_gpu() is not None:
+        return 0
     return torch.cuda.get_device_properties(device).multi_processor_count if torch.cuda.is_available() else 0
 
 
 def device_shared_memory(device: str) -> int:
-    """Bytes of shared memory that a program on a device of torch may have; 0 where torch finds no GPU or does not know."""
+    """Bytes of shared memory that a program on a device of torch may have; 0 where torch finds no GPU or does not know, or code is made for
+    another one."""
     import torch
 
+    if chosen_gpu() is not None:
+        return 0
     found = torch.cuda.get_device_properties(device) if torch.cuda.is_available() else None
     return getattr(found, "shared_memory_per_block_optin", 0)

@@ -12,6 +12,7 @@ from ...dialects.machine import MachineAttr
 from ...passes.manager.pass_manager import Pipeline
 from ...passes.manager.pipelines import TARGETS
 from ..target import Kernels, Launcher, Measure, Target
+from .gpu import chosen_gpu
 from .kernels import GpuKernel, device_multiprocessors, device_shared_memory, device_target, start_program_kernels
 
 
@@ -78,7 +79,7 @@ def has_fast_attention(device: str) -> bool:
 
     if device == "cpu":  # its kernels are interpreted
         return False
-    if not torch.cuda.is_available():
+    if chosen_gpu() is not None or not torch.cuda.is_available():
         return torch.version.hip is None
     cudnn = torch.backends.cudnn
     return torch.version.hip is None and cudnn.is_available() and cudnn.enabled and torch.cuda.get_device_capability(device) >= (8, 0)

@@ -42,7 +42,7 @@ def hint_tf32(module: ModuleOp, device: str) -> None:
         return
     if not any(isinstance(op, nd.MatmulOp) and tensor_type(op.result).element_type == f32 for op in module.walk()):
         return
-    if torch.cuda.get_device_capability(device) >= (8, 0) and once("tf32"):
+    if torch.cuda.is_available() and torch.cuda.get_device_capability(device) >= (8, 0) and once("tf32"):
         log.warning("this GPU computes matrix products of float32 several times faster with torch.set_float32_matmul_precision('high')")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,13 +20,14 @@ from ...targets.cpu import features as cpu
 from ...targets.cpu.cache import shared_object
 from ...targets.cpu.jit import compile_text, object_symbols
 from ...targets.cpu.library import module_of, settle, spec_of
+from ...targets.host.gpu.runtime_ir import Variant, gpu_runtime_text
 from ...targets.host.runtime.runtime_ir import runtime_text
 from ...targets.host.selftest import compile_selftest
 from ...targets.host.symbols import handle_offset
 from ...targets.package import schema
 from ...targets.package.errors import PackageError
 from ...targets.package.format import PackageFile, Section
-from ...targets.package.programs import record_of
+from ...targets.package.programs import BinaryRecord, BoxRecord, DescriptorRecord, KernelRecord, record_of
 from ..backend.compile_graph import build, fitted_pipeline, lower_graph
 from ..compiled.compiled import CompiledGraph
 from ..debug.compile_log import compile_lock
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from ...passes.manager.instrumentation import Remark
     from ...passes.manager.pass_manager import Pipeline
     from ...targets.host.description import ProgramDescription
+    from ...targets.triton.kernels import Binary, GpuKernel
     from ..backend.compile_graph import Watch
     from ..debug.folder import DebugFolder
     from ..options.options import Options
@@ -99,6 +103,7 @@ class CodeSections:
 
     def __init__(self, ir: bool = True) -> None:
         self._keeps_ir = ir
+        self._cubins: dict[tuple[str, str], bytes] = {}
         self._ir: dict[tuple[str, str], bytes] = {}
         """By name and target, compressed."""
         self._sections: list[tuple[Section, bytes]] = []
@@ -111,7 +116,7 @@ class CodeSections:
         self._level = level
         self._functions = set()
         settle()  # functions of the library are made in threads, for the target of the moment
-        with compile_lock, _disable_current_modes(), cpu.use_target(level.code):
+        with compile_lock, _disable_current_modes(), level.in_use():
             yield
             self._share()
             settle()
@@ -139,7 +144,7 @@ class CodeSections:
         """What compile_graph.build does, with the IR of each level kept."""
         if not self._keeps_ir:
             return build(module, device, options, debug, pipeline, watch)
-        self._keep_ir(f"{name}/import", "", module)
+        self._keep_ir(f"{name}/import", import_target(device), module)
         levels = _Levels(lambda stage, level: self._keep_ir(f"{name}/{stage}", self._here, level))
         return build(module, device, options, debug, pipeline, levels)
 
@@ -149,7 +154,7 @@ class CodeSections:
         return self._level.target.name
 
     def _keep_ir(self, name: str, target: str, module: ModuleOp) -> None:
-        text = zlib.compress(print_ir(module, debuginfo=not target).encode(), 1)
+        text = zlib.compress(print_ir(module, debuginfo=name.endswith("/import")).encode(), 1)
         self._ir.setdefault((name, target), text)
 
     def add_object(self, name: str, code: bytes) -> None:
@@ -157,6 +162,27 @@ class CodeSections:
         undefined = object_symbols(code)[1]
         self._functions |= {symbol for symbol in undefined if spec_of(symbol) is not None}
         self._add(name, self._here, [code], exported([code]))
+
+    def add_kernels(self, description: ProgramDescription) -> tuple[KernelRecord, ...]:
+        """The kernels of a program for a GPU, in all variants: none is compiled later."""
+        if not description.kernels:
+            return ()
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda kernel: kernel.variant(addresses=True, sizes=True), description.kernels))
+            return tuple(pool.map(self._kernel, description.kernels))
+
+    def _kernel(self, kernel: GpuKernel) -> KernelRecord:
+        binaries = [kernel.variant(addresses=v != Variant.NOTHING, sizes=v == Variant.ALL) for v in Variant]
+        first, second, third = map(self._binary, binaries)
+        described = tuple(DescriptorRecord(d.position, d.rank, d.bytes) for d in kernel.described)
+        place = kernel.place
+        return KernelRecord(kernel.name, place, kernel.aligned, kernel.even, kernel.overlaps, described, (first, second, third))
+
+    def _binary(self, binary: Binary) -> BinaryRecord:
+        name = hashlib.sha256(binary.code).hexdigest()
+        self._cubins[name, self._here] = binary.code
+        boxes = tuple(BoxRecord(b.element, b.swizzle, b.sizes) for b in binary.boxes)
+        return BinaryRecord(binary.name, name, binary.threads, binary.shared, boxes)
 
     def _share(self) -> None:
         """The image of the products and attention of a target."""
@@ -186,7 +212,16 @@ class CodeSections:
         self._add("selftest", "", [code], exported([code]))
         record: Any = record_of(description, (), (), ())
         self._sections.append((Section("program", "selftest", 0, 0, ""), schema.dump(record)))
+        if self._cubins:
+            gpu = compile_text(gpu_runtime_text(), wanted=wanted)
+            self._add("gpu-runtime", "", [gpu], exported([gpu]))
+        self._sections += [(Section("cubin", key[0], 0, 0, "", key[1]), self._cubins[key]) for key in sorted(self._cubins)]
         return [*self._sections, *((Section("ir", name, 0, 0, "", target), text) for (name, target), text in self._ir.items())]
+
+
+def import_target(device: str) -> str:
+    """What the section of an imported graph has as target: "" for the CPU, "cuda"."""
+    return "" if device == "cpu" else device.partition(":")[0]
 
 
 def read_ir(file: PackageFile, section: Section) -> str:

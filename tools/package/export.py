@@ -64,8 +64,10 @@ def export(
     chosen = make_options(None, dict(options or {}))
     programs = programs_of(model, args, kwargs or {}, dynamic_shapes)
     taken = {name: take_sample(name, program) for name, program in programs.items()} if samples else {}
-    graphs = [exported_graph(name, program, chosen) for name, program in programs.items()]
-    levels = ordered(targets or default_levels(device_of(graphs)))
+    levels = ordered(targets) if targets else None
+    for_gpu = levels is not None and any(level.is_gpu for level in levels)
+    graphs = [exported_graph(name, program, chosen, for_gpu) for name, program in programs.items()]
+    levels = levels or ordered(default_levels(device_of(graphs)))
     sections = package_sections(graphs, levels, chosen, ir)
     for graph in graphs:
         if (sample := taken.get(graph.point.name)) is not None:
@@ -186,8 +188,8 @@ def package_sections(graphs: Sequence[ExportedGraph], levels: Sequence[Level], o
     for level in levels:
         with code.level(level):
             for graph, given in zip(graphs, names, strict=True):
-                compiled = code.compile(graph.gm, options, graph.point.name)
-                record = _record(graph, compiled, given, weights)
+                compiled = code.compile(graph.on(level.device), options, graph.point.name)
+                record = replace(_record(graph, compiled, given, weights), kernels=code.add_kernels(compiled.description))
                 contents.append((Section("program", graph.point.name, 0, 0, "", level.target.name), schema.dump(record)))
                 code.add_object(graph.point.name, compiled.code)
     table, parts = weights.finish()

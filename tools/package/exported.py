@@ -23,6 +23,7 @@ from ...targets.package.trees import Tree, registered_spec
 from ..backend.fx_setting import setting_of
 from ..extensions.decompositions import checked
 from ..options.options import Options
+from .devices import attention_in_parts, device_of, on_device
 
 
 @dataclass
@@ -39,11 +40,29 @@ class ExportedGraph:
     updated: tuple[str, ...]
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
+    gpu: GraphModule | None = None
+    """The graph for a GPU, of a model that is on the CPU."""
+
+    def on(self, device: str) -> GraphModule:
+        """The graph for a kind of device. PackageError where it computes on another one."""
+        found = self.gpu if device != "cpu" and self.gpu is not None else self.gm
+        here = device_of(found)
+        if here.partition(":")[0] != device.partition(":")[0]:
+            raise PackageError(f"entry point '{self.point.name}' is on {here}: code for {device} is made of a model on the CPU")
+        return found
 
 
-def exported_graph(name: str, program: Any, options: Options) -> ExportedGraph:
-    """The graph of an ExportedProgram as entry point `name`. PackageError names what a package cannot hold."""
-    program = decomposed(name, program, options)
+def exported_graph(name: str, program: Any, options: Options, for_gpu: bool = False) -> ExportedGraph:
+    """The graph of an ExportedProgram as entry point `name`. `for_gpu`: one of a model on the CPU for a GPU, too. PackageError names what a
+    package cannot hold."""
+    found = _graph(name, decomposed(name, program, options))
+    if for_gpu and device_of(found.gm) == "cpu":
+        moved = _graph(name, decomposed(name, program, options, attention_in_parts()))
+        found.gpu = on_device(moved.gm, "cuda:0")
+    return found
+
+
+def _graph(name: str, program: Any) -> ExportedGraph:
     specs = program.graph_signature
     gm = program.graph_module
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
@@ -70,8 +89,8 @@ def exported_graph(name: str, program: Any, options: Options) -> ExportedGraph:
     return ExportedGraph(gm, point, found, results, updated, tensors, tensor_kinds)
 
 
-def decomposed(name: str, program: Any, options: Options) -> Any:
-    """The program after our decompositions, as the backend has its graphs."""
+def decomposed(name: str, program: Any, options: Options, more: Mapping[Any, Any] | None = None) -> Any:
+    """The program after our decompositions, as the backend has its graphs, and `more` of them."""
     setting = setting_of(options)
     for one in rewrites_at("pre_grad", setting):
         one.apply(program.graph_module, setting)
@@ -79,6 +98,7 @@ def decomposed(name: str, program: Any, options: Options) -> Any:
     table.update(whole_overloads())
     table.update(decomposition_table(frozenset(options.fallback)))
     table.update(checked(options.decompositions))
+    table.update(more or {})
     try:
         with torch.no_grad():
             return program.run_decompositions(table)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
+from ...passes.cost.machine.gpu import machine
 from ...passes.manager.errors import did_you_mean
 from ...targets.cpu import features as cpu
 from ...targets.package.errors import PackageError
 from ...targets.package.process import cpu_features
 from ...targets.package.signature import Target
+from ...targets.triton.gpu import GpuTarget, gpu_target, use_gpu
 
 _V3 = ("abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "popcnt", "sse4_2")
 _V4 = (*_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
@@ -22,11 +25,23 @@ class Level:
 
     target: Target
     code: cpu.Target
+    gpu: GpuTarget | None = None
 
     @property
     def is_gpu(self) -> bool:
         """Whether kernels run on a GPU."""
-        return self.target.capability > 0
+        return self.gpu is not None
+
+    @property
+    def device(self) -> str:
+        """Where programs for it run."""
+        return "cpu" if self.gpu is None else "cuda:0"
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Code is generated for it inside of the block."""
+        with cpu.use_target(self.code), nullcontext() if self.gpu is None else use_gpu(self.gpu):
+            yield
 
 
 def level_of(name: str) -> Level:
@@ -38,8 +53,9 @@ def level_of(name: str) -> Level:
     if name == "cpu-native":
         host = cpu.target()
         return Level(Target(name, _native_features(host)), host)
-    if found := re.fullmatch(r"sm_(\d+)a?", name):
-        return Level(Target(name, _V3, int(found[1])), cpu.target("avx2"))
+    if found := re.fullmatch(r"sm_(\d+)", name):
+        usual = machine(name)
+        return Level(Target(name, _V3, int(found[1]), usual.together), cpu.target("avx2"), gpu_target(name))
     known = ("cpu-v3", "cpu-v4", "cpu-native", "sm_80", "sm_90")
     hint = did_you_mean(name, known) or f"; there are: {', '.join(known)}"
     raise PackageError(f"there is no target '{name}'{hint}")

@@ -15,7 +15,7 @@ from ...targets.package.programs import ProgramRecord, record_of
 from ...targets.package.signature import Signature
 from ..backend.compile_graph import context
 from ..options.options import Options, make_options
-from .code import CodeSections, read_ir
+from .code import CodeSections, import_target, read_ir
 from .levels import Level, ordered
 
 if TYPE_CHECKING:
@@ -45,15 +45,14 @@ def _sections(
 ) -> list[tuple[Section, bytes | memoryview]]:
     code = CodeSections()
     programs: list[tuple[Section, bytes]] = []
-    old = signature.targets[0].name
     for level in levels:
         with code.level(level):
             for entry in signature.entries:
-                record: ProgramRecord = file.load(ProgramRecord, "program", entry.name, old)
-                module = _module(file, entry.name)
+                module = _module(file, entry.name, level)
+                record = _record(file, signature, entry.name, level)
                 description, made, _ = code.build(module, record.device, options, entry.name)
                 fresh = record_of(description, record.sources, record.results, record.constants, record.updates)
-                fresh = replace(fresh, objects=record.objects)
+                fresh = replace(fresh, objects=record.objects, kernels=code.add_kernels(description))
                 programs.append((Section("program", entry.name, 0, 0, "", level.target.name), schema.dump(fresh)))
                 code.add_object(entry.name, made)
     changed = replace(signature, targets=tuple(level.target for level in levels))
@@ -64,10 +63,18 @@ def _sections(
     return [*head, *programs, *code.finish(), *((section, file.bytes_of(section)) for section in kept)]
 
 
-def _module(file: PackageFile, entry: str) -> ModuleOp:
+def _record(file: PackageFile, signature: Signature, entry: str, level: Level) -> ProgramRecord:
+    """The program of an entry point for any target of that kind of device."""
+    old = next(t.name for t in signature.targets if (t.capability > 0) == level.is_gpu)
+    return file.load(ProgramRecord, "program", entry, old)
+
+
+def _module(file: PackageFile, entry: str, level: Level) -> ModuleOp:
     """The graph of an entry point at the level of tensors, as it was imported."""
-    section = file.find("ir", f"{entry}/import")
-    if section is None:
+    section = file.find("ir", f"{entry}/import", import_target(level.device))
+    if section is None and not file.of_kind("ir"):
         raise file.error("it has no IR (it was exported with ir=False), and cannot be compiled for other targets")
+    if section is None:
+        raise file.error(f"its IR is not for the kind of device that {level.target.name} is; export the model for that")
     return Parser(context(), read_ir(file, section)).parse_module()
 
