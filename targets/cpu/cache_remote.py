@@ -40,7 +40,7 @@ _EXTRA = "pip install 'stepwell[remote]'"
 counts = {"found": 0, "missing": 0, "sent": 0, "failed": 0}
 """Entries that were found, that were not there, that were sent, and accesses that failed; of this process."""
 
-_places: dict[tuple[str, int], Place] = {}
+_places: dict[str, Place] = {}
 _lock = threading.Lock()
 
 
@@ -104,16 +104,25 @@ def place() -> Place | None:
     url = os.environ.get(VARIABLE)
     if not url:
         return None
-    key = (url, os.getpid())  # a forked process has none of the threads
     with _lock:
-        if key not in _places:
+        if url not in _places:
             try:
-                _places[key] = Place(store_of(url, Limits()), shown(url))
+                _places[url] = Place(store_of(url, Limits()), shown(url))
             except (ImportError, ValueError) as error:
                 log.error("the variable %s: %s; the disk alone is used", VARIABLE, error)
                 os.environ.pop(VARIABLE, None)
                 return None
-        return _places[key]
+        return _places[url]
+
+
+def _forked() -> None:
+    """A child has none of the threads, and maybe a lock that one of them held."""
+    global _lock
+    _lock = threading.Lock()
+    _places.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def store_of(url: str, limits: Limits) -> Store:
@@ -150,6 +159,7 @@ class Place:
         self._waiting: queue.Queue[tuple[str, str, bytes]] = queue.Queue()
         self._sender: threading.Thread | None = None
         self._sending_since: float | None = None
+        self._process = os.getpid()
 
     def get(self, kind: str, name: str) -> bytes | None:
         """The content of an entry; None if there is none, or no answer."""
@@ -178,6 +188,8 @@ class Place:
 
     def flush(self) -> None:
         """Wait until all is sent, as long as one entry after the other is."""
+        if os.getpid() != self._process:  # what waits is the parent's
+            return
         while self._waiting.unfinished_tasks and not self._paused and not self._stuck():
             time.sleep(0.002)
 

@@ -88,6 +88,25 @@ def test_what_one_machine_writes_another_reads(machines, caplog):
     assert warnings(caplog) == []
 
 
+def test_a_forked_process_has_a_client_of_its_own(tmp_path, monkeypatch):
+    """Threads, and locks that they hold, do not come along."""
+    monkeypatch.setenv("STEPWELL_CACHE_URL", f"file://{tmp_path}/shared")
+    cache.write(tmp_path / "a" / "graphs" / "key", b"data")
+    sent()
+    parent = cache_remote.place()
+    with cache_remote._lock:  # of another thread, as the child sees it
+        parent._waiting.put(("graphs", "late", b"data"))
+        child = os.fork()
+        if child == 0:
+            parent.flush()  # ends, whatever waits
+            found = cache.read(tmp_path / "b" / "graphs" / "key")
+            cache.write(tmp_path / "b" / "graphs" / "other", b"data")
+            sent()
+            os._exit(0 if found == b"data" else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert cache.read(tmp_path / "c" / "graphs" / "other") == b"data"
+
+
 def test_what_only_this_machine_can_use_stays_here(machines):
     a, b = machines
     cache.write(a / "sources" / "key", b"data")
