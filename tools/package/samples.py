@@ -92,17 +92,18 @@ def _leaves(point: EntryPoint, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _eager(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The leaves of what the program gives; its buffers are as before."""
-    before = {name: value.detach().clone() for name, value in program.state_dict.items() if name in _updated(program)}
+    """The leaves of what the program gives; its buffers are as before. Before it is decomposed a program does not say which it updates."""
+    held = {name: _buffer(program, name) for name in program.graph_signature.buffers}
+    before = {name: value.detach().clone() for name, value in held.items()}
     with torch.no_grad():
         results = pytree.tree_leaves(program.module()(*args, **kwargs))
         for name, value in before.items():
-            program.state_dict[name].copy_(value)
+            held[name].copy_(value)
     return results
 
 
-def _updated(program: Any) -> set[str]:
-    return set(program.graph_signature.buffers_to_mutate.values())
+def _buffer(program: Any, name: str) -> torch.Tensor:
+    return program.state_dict[name] if name in program.state_dict else program.constants[name]
 
 
 def judged(file: PackageFile, entry: Entry) -> list[str]:
