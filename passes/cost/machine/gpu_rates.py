@@ -24,7 +24,8 @@ class GpuRates:
     which has `cache_mb` megabytes. `program_gbs`: of one program on a multiprocessor of its own, which goes through rows, through pieces of
     16 to 64 bytes of columns, or scans either.
     `start_us`: microseconds from one kernel to the next with nothing in it; `program_start_us`: until a program of a product can begin its
-    first step, and until its end;
+    first step, and until its end; `computed_step_us`: how much longer each of its steps takes where a factor of few rows is computed on the
+    way, so that all warps wait until it is in shared memory (docs/lab/gpu-products.md);
     `convolution_us`: how much longer the library's convolution takes than a product of its size. `tflops`: multiply-adds, counted as two,
     by type."""
 
@@ -36,6 +37,7 @@ class GpuRates:
     cache_mb: float
     start_us: float
     program_start_us: float
+    computed_step_us: float
     program_gbs: Mapping[str, float]
     convolution_us: float
     tflops: Mapping[str, float]

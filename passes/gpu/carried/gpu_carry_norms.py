@@ -77,17 +77,16 @@ def _carry(found: ScaledRows, symbols: RangeEnv, sizes: Sizes, gpu: Gpu) -> None
         raise Refused("others need the rows in memory")
     readers = list(dict.fromkeys(_nest_around(op) for op in loads))
     made: list[tuple[loop.NestOp, loop.NestOp]] = []
-    gain = stream_ns(_bytes(found, sizes), gpu)
+    saved, more = stream_ns(_bytes(found, sizes), gpu), 0.0
     try:
         for reader in readers:
             new = reader.clone()
             assert reader.parent is not None
             reader.parent.insert_op_before(new, reader)
             made.append((reader, new))
-            gain -= _Reader(new, found, symbols).write(sizes, gpu)
-        if gain < 0:
-            raise Refused(f"by price: the kernel takes {stream_ns(_bytes(found, sizes), gpu) / 1e3:.4g} us, the products without it "
-                          f"{-gain / 1e3:.4g} us more")  # fmt: skip
+            more += _Reader(new, found, symbols).write(sizes, gpu)
+        if more > saved:
+            raise Refused(f"by price: that would save a kernel of {saved / 1e3:.4g} us, and the products take {more / 1e3:.4g} us longer")
     except Refused:
         for _, new in made:
             new.detach()
@@ -270,7 +269,7 @@ class _Reader:
 
     def _ns(self, made: loop.ReduceOp, sizes: Sizes, gpu: Gpu) -> float:
         """Nanoseconds that the product takes longer: what each program computes of its rows, but for what it does while it waits for
-        memory."""
+        memory. Units for products wait in each step until the factor is computed."""
         info = NestAccess(self.nest, self.symbols)
         tile = choose(info, sizes.hints, gpu)
         few, least = self._few(info, tile, sizes), MIN_PROGRAMS_PER_MULTIPROCESSOR if tile.dot else SPLIT_PROGRAMS_PER_MULTIPROCESSOR
@@ -280,7 +279,9 @@ class _Reader:
         ops = float(self.added * programs * few * sizes(product(made.loop_sizes)))
         vectors = ops / (gpu.rates.tflops["f32"] * 1e3 / 2 * min(1.0, programs / gpu.multiprocessors))
         memory = of_nest(self.nest, sizes.hints).touched()[0] / gpu.rates.memory_gbs
-        return gpu.busy(vectors, memory) - memory
+        steps = -(-sizes(product(made.loop_sizes)) // tile.reduction_block) if tile.dot else 0
+        waiting = steps * gpu.rates.computed_step_us * 1e3 * -(-programs // gpu.resident_programs)
+        return gpu.busy(vectors, memory) - memory + waiting
 
     def _few(self, info: NestAccess, tile: Tile, sizes: Sizes) -> int:
         """Rows that a program has."""
