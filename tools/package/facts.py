@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,14 +13,16 @@ from ...targets.package.programs import ProgramRecord
 from ...targets.package.signature import EntryPoint, Leaf, Signature, SizeRange, Weights
 from ...targets.package.trees import Tree
 
+_GPU_LAUNCH = re.compile(r"\.launcher\.launch\((\d+),")
+
 SELFTEST = "selftest"
 """The entry of the program that tries native entries in each process."""
 
 
 @dataclass(frozen=True)
 class ProgramFacts:
-    """The program of an entry point for a target. kernels: name -> launches; operators: calls of ATen, name -> how many; code_bytes: of the
-    entry and its kernels, which several entries may share."""
+    """The program of an entry point for a target. kernels: name -> launches; operators: calls of ATen, name -> how many; code_bytes: of
+    the entry and its kernels, which several entries may share."""
 
     entry: str
     target: str
@@ -92,15 +95,22 @@ def facts_of(file: PackageFile) -> Facts:
 
 def _program(file: PackageFile, section: Section) -> ProgramFacts:
     record: ProgramRecord = file.load(ProgramRecord, "program", section.name, section.target)
-    code = file.find("code", section.name, section.target)
+    cubins = {binary.section for kernel in record.kernels for binary in kernel.binaries}
+    code = [file.find("code", section.name, section.target), *(file.find("cubin", name, section.target) for name in cubins)]
     return ProgramFacts(
         section.name,
         section.target,
-        dict(Counter(one.kernel for one in record.launchers)),
+        dict(Counter(_launched(record))),
         dict(Counter(call.target for call in record.calls)),
-        code.size if code is not None else 0,
+        sum(one.size for one in code if one is not None),
         record.native,
     )
+
+
+def _launched(record: ProgramRecord) -> list[str]:
+    """The name of the kernel of each launch: the CPU's stand in a list, a GPU's in the program's text by number."""
+    numbers = [int(k) for k in _GPU_LAUNCH.findall(record.python)]
+    return [*(one.kernel for one in record.launchers), *(record.kernels[k].name for k in numbers if k < len(record.kernels))]
 
 
 def _entry(point: EntryPoint, updated: Sequence[str]) -> EntryFacts:

@@ -3,7 +3,8 @@
 Without more: entry points with types and ranges of sizes, kernels and code by target, weights, and the bytes of each part of the file. A
 section is checked against its checksum before it is read.
 
---verify   check every section against its checksum, and run the sample inputs of the file: results have to be eager's
+--verify   check every section against its checksum, and run the sample inputs of the file by the code of each target that this machine
+           runs: results have to be eager's
 --ir       print the IR of a level (nd, loop, mem, ...) of each entry point, or of --entry NAME
 --diff     what differs between two packages; the exit code is 1 where anything does
 """
