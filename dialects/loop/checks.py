@@ -18,7 +18,7 @@ from ..expr import Expr, free_dims
 from ..nd.types import TensorType
 from .base import LoopLike
 
-MOST_CORNERS = 1 << 6
+MAX_CORNERS = 1 << 6
 """Corners that are looked at for one index: of six loops all."""
 
 
@@ -48,7 +48,7 @@ def leaves(index: Sequence[Expr], extents: Sequence[Expr | None], sizes: Sequenc
     for place, (expr, size) in enumerate(zip(index, sizes, strict=True)):
         used = sorted(free_dims(expr), key=lambda d: d.index)
         bounds = [extents[d.index] for d in used]
-        if None in bounds or 1 << len(used) > MOST_CORNERS:
+        if None in bounds or 1 << len(used) > MAX_CORNERS:
             continue
         for corner in product(*((0, bound - 1) for bound in bounds if bound is not None)):
             at = expr.subs(dict(zip(used, corner, strict=True)))

@@ -5,7 +5,7 @@ The counterpart of MLIR's one-shot-bufferize. What the pass decides, and where:
 - strides (layouts.py): results, updated arguments and operands of library calls demand them, the rest is row-major;
 - which memory a nest stores to (lowering.py): that of the tensor that it builds on, of the argument whose new value it computes, of a
   tensor that dies in it (`passes/analysis/accesses/in_place.py` says whether it may), or memory of its own;
-- which values a nest stores in several places (second_homes.py);
+- which values a nest stores in several places (several_buffers.py);
 - which long sums are added up in parts (partial_sums.py);
 - which reads move in front of a store (ordering.py);
 - what the entries of a batch write to (batches.py);
@@ -39,7 +39,7 @@ from .lowering import PASS, Lowering
 from .ordering import order_reads
 from .partial_sums import split_sums
 from .results import lower_return, lower_update
-from .second_homes import second_homes
+from .several_buffers import several_buffers
 
 RULES: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     loop.EmptyOp: Lowering.empty,
@@ -70,5 +70,5 @@ class LoopToMem(Pass):
         for func in tensors:
             split_sums(func, symbols)
             order_reads(func)
-            Lowering(func, symbols, second_homes).run(RULES)
+            Lowering(func, symbols, several_buffers).run(RULES)
         finish_batches(op)

@@ -59,11 +59,11 @@ class Storage:
 class Lowering:
     """State of the rewriting; the rules of calls and of the function's end are in externs.py and results.py."""
 
-    def __init__(self, func: FuncOp, symbols: RangeEnv, second_homes: Callable[..., list[SSAValue]]):
+    def __init__(self, func: FuncOp, symbols: RangeEnv, several_buffers: Callable[..., list[SSAValue]]):
         self.func = func
         module = func.parent_op()
         self.device = module.attributes.get(nd.DEVICE) if module is not None else None
-        self._second_homes = second_homes
+        self._several_buffers = several_buffers
         self.env = symbols
         self.block = func.body.block
         self.live = Liveness(func)
@@ -245,7 +245,7 @@ class Lowering:
         second: list[SSAValue] = []
         for choice, buffer in zip(choices, buffers, strict=True):
             if isinstance(op, loop.NestOp) and isinstance(choice.init.owner, loop.EmptyOp):
-                second += self._second_homes(self, op, choice.argument, choice.result, buffer, taken, choice.may_store)
+                second += self._several_buffers(self, op, choice.argument, choice.result, buffer, taken, choice.may_store)
         for argument, buffer in zip(arguments, buffers, strict=True):
             Rewriter.replace_value_with_new_type(argument, buffer.type)
         for local in [inner for inner in op.block.ops if isinstance(inner, loop.LocalOp)]:

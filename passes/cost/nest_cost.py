@@ -41,7 +41,7 @@ SERIAL_NS = 4000
 """Work below this is not worth a second thread."""
 LINE_BYTES = SERVER.line_bytes
 """Bytes of a cache line."""
-FEW_UNITS = 2
+MIN_STEP_UNITS = 2
 """With fewer units of work in the loops of a nest, threads share the reductions in it."""
 MAX_FULL_LANES_VALUES, MAX_HALF_LANES_VALUES, MAX_ROW_LANES_VALUES = 7, 12, 14
 """With more values alive at once than this there are half as many lanes, and a quarter: about what 32 registers hold at four for each

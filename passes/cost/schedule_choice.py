@@ -14,9 +14,9 @@ from ..analysis.nest_access import Access, Loop, NestAccess, Node
 from ..analysis.schedule_attrs import is_fixed, schedule_table, tile_sizes
 from .loops_inside import loops_inside
 from .nest_cost import (
-    FEW_UNITS,
     LANE_COUNTS,
     MAX_WIDE_OPS,
+    MIN_STEP_UNITS,
     MIN_TILE_TRIPS,
     MIN_WIDE_TRIPS,
     NS_PER_UNIT,
@@ -77,7 +77,7 @@ def has_few_units(cost: Cost, schedule: Schedule) -> bool:
     for one in root.loops:
         size = cost.size(one.size)
         units *= -(-size // schedule.lanes) if one is schedule.vector else size
-    return units < FEW_UNITS
+    return units < MIN_STEP_UNITS
 
 
 def _tile_dims(root: Node, sizes: Sequence[int]) -> dict[Expr, int]:

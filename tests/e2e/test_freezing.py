@@ -129,7 +129,7 @@ def test_fz_05_the_call_stays_as_it_was():
 def test_one_graph_serves_few_sets_of_weights_and_then_any(monkeypatch):
     from stepwell.tools.backend import frozen
 
-    monkeypatch.setattr(frozen, "MOST_PROGRAMS", 2)
+    monkeypatch.setattr(frozen, "MAX_PROGRAMS", 2)
     net = nn.Linear(4, 4)
     run = torch.compile(lambda n, x: n(x) + 1, backend="stepwell", options=FROZEN)
     x = torch.randn(2, 4)

@@ -20,7 +20,7 @@ from ...lowering.fx_to_nd import Border
 
 log = logging.getLogger("stepwell")
 
-MOST_PROGRAMS = 8
+MAX_PROGRAMS = 8
 """For how many sets of weights a graph gets a program of its own; further ones share one in which weights are arguments."""
 
 Program = Callable[[list[Any]], Sequence[Any]]
@@ -94,10 +94,10 @@ class Frozen:
 
     def _other(self, held: list[torch.Tensor]) -> Program:
         """A program for weights that were not seen before."""
-        if len(self._programs) < MOST_PROGRAMS:
+        if len(self._programs) < MAX_PROGRAMS:
             return self._add(held)
         if self._general is None:
-            log.warning("a graph was frozen for %d sets of weights; others are passed as arguments", MOST_PROGRAMS)
+            log.warning("a graph was frozen for %d sets of weights; others are passed as arguments", MAX_PROGRAMS)
             self._general = self._compile(self._gm)
         return self._general
 

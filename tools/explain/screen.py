@@ -9,7 +9,7 @@ from typing import Any
 
 from .blocks import Block, Heading, Table, Text
 
-MOST_ROWS = 40
+MAX_ROWS = 40
 """Rows of a table that a terminal shows."""
 
 MAX_CELL_CHARACTERS = 48
@@ -32,10 +32,10 @@ def show(blocks: Sequence[Block], *, plain: bool = False) -> str:
 
 def _cut(block: Block) -> Block:
     """The block with a line instead of the rows that are too many for a terminal."""
-    if not isinstance(block, Table) or len(block.rows) <= MOST_ROWS:
+    if not isinstance(block, Table) or len(block.rows) <= MAX_ROWS:
         return block
-    more = f"... and {len(block.rows) - MOST_ROWS} more (all are in the page of HTML and in Explanation.graphs)"
-    return Table(block.headers, (*block.rows[:MOST_ROWS], (more, *("" for _ in block.headers[1:]))), block.numbers)
+    more = f"... and {len(block.rows) - MAX_ROWS} more (all are in the page of HTML and in Explanation.graphs)"
+    return Table(block.headers, (*block.rows[:MAX_ROWS], (more, *("" for _ in block.headers[1:]))), block.numbers)
 
 
 def _rich(blocks: Sequence[Block], console: Any) -> None:

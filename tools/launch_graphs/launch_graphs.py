@@ -27,9 +27,9 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 
 WARM_UP = 2
 """Calls that run as they are before one is captured: the second shows which inputs stay where they are."""
-MOST_SIZES = 8
+MAX_SIZES = 8
 """Sets of sizes (and streams) that a graph is recorded for."""
-MOST_RECORDINGS = 3
+MAX_RECORDINGS = 3
 """How often a set of sizes is recorded because an address that stayed has changed."""
 
 _lock = threading.RLock()
@@ -149,7 +149,7 @@ class LaunchGraphs:
         key = self._key(args)
         found = self.sizes.get(key)
         if found is None:
-            if len(self.sizes) >= MOST_SIZES:
+            if len(self.sizes) >= MAX_SIZES:
                 count("launch_graph_skips.more sizes than are recorded")
                 return None
             found = self.sizes[key] = Sizes()
@@ -165,7 +165,7 @@ class LaunchGraphs:
         found.calls += 1
         fixed = self._fixed(found, args)
         found.addresses = {k: args[k].data_ptr() for k in self.inputs.saved if isinstance(args[k], torch.Tensor)}
-        if found.calls <= WARM_UP or found.recordings >= MOST_RECORDINGS:
+        if found.calls <= WARM_UP or found.recordings >= MAX_RECORDINGS:
             return None
         found.recordings += 1
         try:

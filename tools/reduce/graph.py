@@ -17,7 +17,7 @@ from .search import ReduceError, Search
 
 Fails = Callable[[GraphModule, Sequence[Any]], bool]
 SMALL_SIZES = (1, 2, 3)
-FEW_RUNS = 4
+CHECKED_RUNS = 4
 """Runs with other roundings that show whether a candidate differs (check/rounding.py)."""
 
 
@@ -432,7 +432,7 @@ def _failure(gm: GraphModule, inputs: Sequence[Any], grad: bool, options: dict[s
             return gm, lambda which: [with_own_memory(value) for value in inputs]
 
     try:
-        check(Loaded("reduce", 0, "", "", grad=grad), options=options, runs=FEW_RUNS)
+        check(Loaded("reduce", 0, "", "", grad=grad), options=options, runs=CHECKED_RUNS)
     except WrongProgram as wrong:
         return str(wrong)
     except Skipped:

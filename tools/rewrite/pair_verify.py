@@ -25,7 +25,7 @@ TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3, torch.complex64: 1e-3, t
 
 COARSE = 3e-2
 
-MOST_ELEMENTS = 1 << 16
+MAX_ELEMENTS = 1 << 16
 """Elements of all tensors together; sizes of larger ones are replaced by small ones."""
 
 SMALL_SIZES = (3, 5, 7, 11, 13, 17)
@@ -43,7 +43,7 @@ def small(arguments: Sequence[TensorType | Number], ranges: Ranges) -> tuple[Ten
         values[symbol] = size if high is None else min(size, high)
     known = [a.with_dims([evaluate(e, values) for e in a.dims]) if isinstance(a, TensorType) else a for a in arguments]
     elements = sum(math.prod(int(e.value or 0) for e in a.dims) for a in known if isinstance(a, TensorType))
-    return tuple(known) if elements <= MOST_ELEMENTS else with_powers(known)
+    return tuple(known) if elements <= MAX_ELEMENTS else with_powers(known)
 
 
 def compare(

@@ -235,7 +235,7 @@ class _Tags(HTMLParser):
 
 def test_the_page_of_a_large_graph_is_whole_and_small(tmp_path, monkeypatch):
     """DBG-09, X01: two graphs of many steps; tags match, ids are unique, source lines are escaped, long IR is cut in whole lines."""
-    monkeypatch.setattr(explain_html, "MOST_TEXT", 20_000)
+    monkeypatch.setattr(explain_html, "MAX_TEXT_CHARACTERS", 20_000)
 
     def function(x, ws):
         for w in ws:
@@ -312,7 +312,7 @@ def test_it_prints_with_rich_and_without(capsys, monkeypatch):
 def test_long_tables_are_cut_in_a_terminal():
     table = Table(("a", "b"), tuple((str(k), "x") for k in range(100)))
     lines = explain_screen.show([table], plain=True).splitlines()
-    assert len(lines) == explain_screen.MOST_ROWS + 2
+    assert len(lines) == explain_screen.MAX_ROWS + 2
     assert lines[-1] == "  ... and 60 more (all are in the page of HTML and in Explanation.graphs)"
 
 

@@ -199,7 +199,7 @@ def test_results_that_are_inputs_are_the_callers(capture):
 
 
 def test_dy_16_a_recording_for_each_set_of_sizes(capture, monkeypatch):
-    monkeypatch.setattr(launch_graphs, "MOST_SIZES", 3)
+    monkeypatch.setattr(launch_graphs, "MAX_SIZES", 3)
     graph = recorded(lambda args: [args[1] * args[0]], capture, symbolic=True)
     for n in (2, 3, 4, 5, 2, 3):
         for _ in range(3):

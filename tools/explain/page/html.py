@@ -10,12 +10,12 @@ from ....passes.cost.machine import Machine
 from ..blocks import Block, Code, Heading, Picture, Table, Text, box_id
 from ..model import Graph
 from .style import STYLE
-from .svg import MOST_STEPS, PICTURES
+from .svg import MAX_STEPS, PICTURES
 
 SHOWN = 12
 """Lines under the title of a step that are not folded away."""
 
-MOST_TEXT = 100_000
+MAX_TEXT_CHARACTERS = 100_000
 """Characters of the IR of a level; a large model has several times that."""
 
 THERE = "  A scheduler of buffers"
@@ -52,7 +52,7 @@ def _targets(blocks: Sequence[Block], graphs: Sequence[Graph]) -> set[str]:
         if isinstance(block, Table):
             known.update(block.ids)
         elif isinstance(block, Picture) and block.name == "nests":
-            known.update(box_id(block.graph, step.number) for step in graphs[block.graph].steps[:MOST_STEPS])
+            known.update(box_id(block.graph, step.number) for step in graphs[block.graph].steps[:MAX_STEPS])
         elif isinstance(block, Code):
             lines = _beginning(block.text).count("\n")
             known.update(name for line, (name, _) in block.marks.items() if line < lines)
@@ -95,9 +95,9 @@ def _code(block: Code, known: set[str]) -> str:
 
 def _beginning(text: str) -> str:
     """As much of a text as a page takes, in whole lines, and where the rest is."""
-    if len(text) <= MOST_TEXT:
+    if len(text) <= MAX_TEXT_CHARACTERS:
         return text
-    begin = text[:MOST_TEXT]
+    begin = text[:MAX_TEXT_CHARACTERS]
     begin = begin[: begin.rfind("\n") + 1] or begin
     return f"{begin}// ... {text.count(chr(10), len(begin))} lines more: STEPWELL_DEBUG=folder writes the whole\n"
 

@@ -17,17 +17,18 @@ COLOURS = {
     "nest": BLUE, "contraction": ORANGE, "call": GREY, "arena": BLUE, "pooled": ORANGE, "in output": VIOLET, "output": GREEN,
     "extern": GREY,
 }  # fmt: skip
-MOST_STEPS = 60
+MAX_STEPS = 60
 """Steps that the graph of nests shows; the first ones of a larger graph."""
-MOST_BUFFERS, FEW_BYTES = 12, 20
-"""With more buffers alive than the one, those below 1 / FEW_BYTES of the peak are drawn together: a model's page would be megabytes."""
+MAX_BUFFERS, MIN_PEAK_PARTS = 12, 20
+"""With more buffers alive than the one, those below 1 / MIN_PEAK_PARTS of the peak are drawn together: a model's page
+would be megabytes."""
 
 
 def nests(graph: Graph, machine: Machine, index: int = 0) -> str:
     """One box for each step, an edge for each result that another step uses; a row holds steps that do not need each other.
 
     A box links to its step in the table of what runs in graph number `index`."""
-    steps = graph.steps[:MOST_STEPS]
+    steps = graph.steps[:MAX_STEPS]
     row: dict[int, int] = {}
     columns: dict[int, int] = {}
     place: dict[int, tuple[float, float]] = {}
@@ -111,12 +112,12 @@ def memory(graph: Graph, machine: Machine, index: int = 0) -> str:
 def _shown(graph: Graph, step: int, most: int) -> list[tuple[str, str, int]]:
     """(name, kind, bytes) of what a step's column shows, from below: in a column of many the small ones of a kind are one."""
     alive = graph.alive(step)[::-1]
-    small = [b for b in alive if b.bytes * FEW_BYTES < most] if len(alive) > MOST_BUFFERS else []
+    small = [b for b in alive if b.bytes * MIN_PEAK_PARTS < most] if len(alive) > MAX_BUFFERS else []
     joined: dict[str, list[int]] = {}
     for buffer in small:
         joined.setdefault(buffer.kind, []).append(buffer.bytes)
     found = [(f"{len(each)} buffers", kind, sum(each)) for kind, each in joined.items()]
-    return found + [(b.name, b.kind, b.bytes) for b in alive if not small or b.bytes * FEW_BYTES >= most]
+    return found + [(b.name, b.kind, b.bytes) for b in alive if not small or b.bytes * MIN_PEAK_PARTS >= most]
 
 
 def roofline(graph: Graph, machine: Machine, index: int = 0) -> str:

@@ -23,7 +23,7 @@ MAX_EXTRA_STORES = 3
 """Second homes of one value; more would cost the nest more than the copies."""
 
 
-def second_homes(
+def several_buffers(
     low: Lowering,
     op: loop.NestOp,
     argument: SSAValue,
@@ -44,7 +44,7 @@ def second_homes(
             break
         found.append(target())
         _store_too(op, stores[0], found[-1])
-        statistic("num-second-homes")
+        statistic("num-stored-to-several")
     return found
 
 
