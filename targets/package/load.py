@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ...errors import StepwellError
 from ..host.runtime.callables import native_callable, python_callable
 from .calls import Entry
 from .errors import PackageError
@@ -117,6 +118,17 @@ def load_file(
     target: str | None = None,
 ) -> Package:
     """The package of an open file, which may be closed then."""
+    try:
+        return _loaded(file, device, weights, verify, target)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, StepwellError):
+            raise
+        raise file.error(f"its parts do not fit each other ({type(error).__name__}: {error})") from error
+
+
+def _loaded(
+    file: PackageFile, device: str | None, weights: Mapping[str, torch.Tensor] | None, verify: bool, target: str | None
+) -> Package:
     signature: Signature = file.load(Signature, "signature")
     for entry in signature.entries:
         entry.arguments.check()
