@@ -25,7 +25,6 @@ from ...dialects.tt.compute import BitcastOp, DotOp, ElementwiseInlineAsmOp
 from ...dialects.tt.shape import BroadcastOp, TransOp
 from ...dialects.tt.types import element_of, int32, shape_of, tensor
 from ...passes.analysis.dependences import memory_of
-from ...passes.analysis.needed_terms import Guard
 from ...passes.analysis.nest_access import Loop, NestAccess, Node
 from ...passes.gpu.nest_types import UnsupportedNest
 from ...passes.gpu.tiles.product_nests import EXACT_BITS, Factors, factors, row_sums
@@ -33,7 +32,7 @@ from ..nest.builder import NO_FLAGS
 from ..nest.values import Condition
 from .body import lower_one
 from .builder import Builder
-from .carried.term_bounds import in_parts
+from .carried.term_bounds import NOTHING_KNOWN, KnownTerms, in_parts
 from .descriptors import load_block
 from .functions.bit_fields import bit_field, raised
 from .program.row_sums import RowSum
@@ -75,11 +74,11 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
     rows = {k: RowSum(s.b, sides[axes.index(side)], _yielded(op, k)) for k, side in row_sums(s.info, node).items()}
     start = [no_sum(s, known_trips, SUM_TYPES.get(one.element, f32)) for one in parts] + [one.start() for one in rows.values()]
 
-    def step(at: SSAValue, state: Sequence[SSAValue], known: Sequence[Guard] | None = None) -> list[SSAValue]:
-        certain = {guard.choice for guard in known or ()}
+    def step(at: SSAValue, state: Sequence[SSAValue], known: KnownTerms = NOTHING_KNOWN) -> list[SSAValue]:
+        certain = known.choices
         sums: list[BlockSums] = []
         for side in sides:
-            side.enter(at, trips, known is not None)
+            side.enter(at, trips, known.whole)
         for one, total in zip(parts, state[: len(parts)], strict=True):
             if one.choice is not None and one.choice.result not in certain:
                 for side in sides:

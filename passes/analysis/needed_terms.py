@@ -56,7 +56,7 @@ class Guard:
 def needed_terms(info: NestAccess, node: Node) -> list[Expr]:
     """Expressions in the loops' indices and in symbols, none of which is negative where a term of a reduction is not its identity."""
     found: list[Expr] | None = None
-    for guards in _guards_by_kind(info, node):
+    for guards in guards_by_kind(info, node):
         here = [e for guard in guards for e in guard.needed]
         found = here if found is None else [e for e in found if e in here]
     for bound in [op for op in loop.walk_bodies(node.op) if isinstance(op, loop.BoundOp)] if found else []:
@@ -95,10 +95,10 @@ def _checked_terms(info: NestAccess, op: loop.BoundOp) -> list[Expr]:
 
 def guards_of(info: NestAccess, node: Node) -> list[Guard]:
     """The choices in a reduction's terms, the last one first."""
-    return list(dict.fromkeys(guard for guards in _guards_by_kind(info, node) for guard in guards))
+    return list(dict.fromkeys(guard for guards in guards_by_kind(info, node) for guard in guards))
 
 
-def _guards_by_kind(info: NestAccess, node: Node) -> list[list[Guard]]:
+def guards_by_kind(info: NestAccess, node: Node) -> list[list[Guard]]:
     """For each kind of a reduction the choices that its first value is made of."""
     op = node.op
     if not isinstance(op, loop.ReduceOp) or any(kind not in NEUTRAL for kind in op.kind_names) or op.block.last_op is None:
@@ -211,6 +211,11 @@ def first_iterations(info: NestAccess, condition: SSAValue) -> list[Dim] | None:
     needed, exact = _of_condition(info, condition, True)
     found = [e for e in needed if isinstance(e, Dim) and e not in info.opaque]
     return found if exact and set(needed) == {*found, *(e * -1 for e in found)} else None
+
+
+def condition_bounds(info: NestAccess, value: SSAValue) -> list[Expr]:
+    """Expressions none of which is negative where a condition holds."""
+    return _of_condition(info, value, True)[0]
 
 
 def _of_condition(info: NestAccess, value: SSAValue, holds: bool) -> tuple[list[Expr], bool]:

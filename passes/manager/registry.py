@@ -33,6 +33,7 @@ OURS: dict[str, str] = {
     "gpu-online-softmax": "passes.gpu.gpu_online_softmax:GpuOnlineSoftmax",
     "gpu-split-rows": "passes.gpu.gpu_split_rows:GpuSplitRows",
     "gpu-split-reduction": "passes.gpu.gpu_split_reduction:GpuSplitReduction",
+    "gpu-list-blocks": "passes.gpu.carried.gpu_list_blocks:GpuListBlocks",
     "gpu-split-scan": "passes.gpu.gpu_split_scan:GpuSplitScan",
     "gpu-neighbours": "passes.gpu.gpu_neighbours:GpuNeighbours",
     "gpu-window-strips": "passes.gpu.gpu_window_strips:GpuWindowStrips",

@@ -10,7 +10,8 @@ splitting): here those up to 64 * %program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from xdsl.dialects import arith
@@ -22,6 +23,7 @@ from ....dialects.expr import ZERO, Add, Dim, Expr, FloorDiv, Max, Min, as_expr,
 from ....dialects.expr.ranges import Range, range_of
 from ....dialects.nd.types import I32_MAX
 from ....dialects.tt.types import shape_of
+from ....passes.analysis.listed_terms import bounds_in_lists
 from ....passes.analysis.needed_terms import Guard, guards_of, needed_terms, solved_for
 from ....passes.analysis.nest_access import Loop, Node
 from ..body import lower_one
@@ -34,9 +36,24 @@ if TYPE_CHECKING:
 MAX_LOADED_BOUND = I32_MAX >> 1
 """A loaded bound of a loop counts as no more iterations: sums of two such do not wrap."""
 
-Step = Callable[[SSAValue, Sequence[SSAValue], Sequence[Guard] | None], list[SSAValue]]
-"""What a loop does with a block of terms, by the first one and the state before: with the choices that are known in it, None where nothing
-is, not even that all its terms are there."""
+@dataclass(frozen=True)
+class KnownTerms:
+    """What is known of a block of terms: choices, conditions, and whether all its terms are there."""
+
+    guards: Sequence[Guard] = ()
+    conditions: Mapping[SSAValue, bool] = field(default_factory=dict)
+    whole: bool = True
+
+    @property
+    def choices(self) -> set[SSAValue]:
+        """Those that are known."""
+        return {guard.choice for guard in self.guards}
+
+
+NOTHING_KNOWN = KnownTerms(whole=False)
+
+Step = Callable[[SSAValue, Sequence[SSAValue], KnownTerms], list[SSAValue]]
+"""What a loop does with a block of terms, by the first one, the state before, and what is known of the block."""
 
 
 def bounded(s: State, node: Node, first: SSAValue, end: SSAValue, step: int) -> tuple[SSAValue, SSAValue]:
@@ -63,7 +80,7 @@ def in_parts(kernel: NestLowering, node: Node, trips: Expr, step: int, start: li
     ragged = trips.value is None or trips.value % step != 0
     known, low, high = _certain(s, node)
     if not known and (not ragged or not s.gpu.multiplies_in_groups):  # factors in registers leave no room for a second loop's
-        return kernel.repeat(node, s.number(trips), step, start, lambda at, state: body(at, state, None))
+        return kernel.repeat(node, s.number(trips), step, start, lambda at, state: body(at, state, NOTHING_KNOWN))
     stride, nothing = b.int(step, s.index), b.int(0, s.index)
     first, end = bounded(s, node, nothing, s.number(trips), step)
 
@@ -79,12 +96,12 @@ def in_parts(kernel: NestLowering, node: Node, trips: Expr, step: int, start: li
     if low or high or first is not nothing:
         any_whole = b.cmpi("slt", begin, stop)
         begin, stop = (b.select(any_whole, x, first) for x in (begin, stop))
-    state = kernel.repeat(node, stop, step, start, lambda at, state: body(at, state, known), begin, part=True)
+    state = kernel.repeat(node, stop, step, start, lambda at, state: body(at, state, KnownTerms(known)), begin, part=True)
     done = b.sub(stop, begin)
 
     def around(at: SSAValue, state: Sequence[SSAValue]) -> list[SSAValue]:
         behind = b.add(at, done)
-        return body(b.select(b.cmpi("slt", at, begin), at, behind) if low else behind, state, None)
+        return body(b.select(b.cmpi("slt", at, begin), at, behind) if low else behind, state, NOTHING_KNOWN)
 
     return kernel.repeat(node, b.sub(end, done), step, state, around, first, part=True)
 
@@ -109,16 +126,23 @@ def bounds_of(s: State, node: Node) -> list[tuple[int, Expr]]:
     """What limits the only loop of a node, %j: (-1, rest) for a term that counts where %j <= rest, (1, rest) where -rest <= %j."""
     if len(node.loops) != 1:
         return []
-    found = [solved_for(s.fix(e), node.loops[0].dim) for e in needed_terms(s.info, node)]
+    found = _solved(s, node, needed_terms(s.info, node))
     most = range_of(node.loops[0].size, s.info.ranges).hi
     fits = s.index != i32 or (most is not None and most < MAX_LOADED_BOUND)
-    return [one for one in found if one is not None and (fits or free_dims(one[1]).isdisjoint(s.info.opaque))]
+    return [one for one in found if fits or free_dims(one[1]).isdisjoint(s.info.opaque)]
+
+
+def _solved(s: State, node: Node, needed: Sequence[Expr]) -> list[tuple[int, Expr]]:
+    """The bounds of the only loop of a node where none of these may be negative."""
+    found = [solved_for(s.fix(e), node.loops[0].dim) for e in needed]
+    return [one for one in found if one is not None]
 
 
 def longest_first(s: State, at: SSAValue, blocks: Expr, loops: Sequence[Loop]) -> SSAValue:
     """Block `at` of an axis of the tile along `loops`, from the last one on if later blocks have more terms: programs that take long begin
     first, so that few run alone at the end."""
-    bounds = [(sign, rest) for node in s.info.root.children for sign, rest in bounds_of(s, node)]
+    nodes = [node for node in s.info.root.children if len(node.loops) == 1]
+    bounds = [one for node in nodes for one in (*bounds_of(s, node), *_solved(s, node, bounds_in_lists(s.info, node)))]
     ends_later = any(sign < 0 and _rises(rest, loops[-1].dim) for sign, rest in bounds)
     begins_later = any(sign > 0 and _rises(rest * -1, loops[-1].dim) for sign, rest in bounds)
     return s.b.sub(s.number(blocks - 1), at) if ends_later and not begins_later else at
@@ -139,7 +163,7 @@ def _extreme(s: State, e: Expr, highest: bool) -> Expr | None:
     parts = e.terms if isinstance(e, Add) else ((e, 1),)
     if loaded := [(s.info.opaque[d], times) for d, times in parts if isinstance(d, Dim) and d in s.info.opaque and d not in s.dims]:
         rest = _extreme(s, e - sum((s.info.loaded(v) * times for v, times in loaded), ZERO), highest)
-        return None if rest is None else _extreme_loaded(s, loaded, highest) + rest
+        return None if rest is None else extreme_loaded(s, loaded, highest) + rest
     if isinstance(e, Dim):
         for axis, (at, _, loops) in s.blocks.items():
             if len(loops) == 1 and loops[0].dim is e:
@@ -167,7 +191,7 @@ def _extreme(s: State, e: Expr, highest: bool) -> Expr | None:
     return total
 
 
-def _extreme_loaded(s: State, parts: Sequence[tuple[SSAValue, int]], highest: bool) -> Expr:
+def extreme_loaded(s: State, parts: Sequence[tuple[SSAValue, int]], highest: bool) -> Expr:
     """The highest, or the lowest, value of a sum of loaded numbers with coefficients, in the program's tile."""
     b, total = s.b, None
     for value, times in parts:

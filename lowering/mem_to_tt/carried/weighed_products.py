@@ -25,7 +25,8 @@ from ....dialects.expr.ranges import range_of
 from ....dialects.tt.compute import DotOp
 from ....dialects.tt.types import shape_of
 from ....passes.analysis.accesses.varying import Varying
-from ....passes.analysis.needed_terms import Guard, guards_of
+from ....passes.analysis.listed_terms import is_list
+from ....passes.analysis.needed_terms import guards_of
 from ....passes.analysis.nest_access import Loop, Node
 from ....passes.gpu.nest_types import UnsupportedNest
 from ....passes.gpu.tiles.product_nests import factors
@@ -36,7 +37,8 @@ from ..functions.exponentials import factored, power_of_difference
 from ..joined_axes import reduce_axis
 from ..products import Factor, FactorAxis, lies_along, no_sum, rounded
 from ..reductions import Accumulator, above, summand
-from .term_bounds import bounds_of, in_parts
+from .listed_blocks import in_lists
+from .term_bounds import KnownTerms, bounds_of, in_parts
 
 if TYPE_CHECKING:
     from ..kernel import NestLowering
@@ -52,20 +54,23 @@ def lower_weighed(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
     block, trips = kernel.tile.reduction_block, product(one.size for one in node.loops)
     scores = Scores(kernel, block, node, found)
     values = Factor(kernel, FactorAxis.RIGHT, block, node, lies_along(s.info, node, found.columns))
-    rows, known_trips = s.along(FactorAxis.LEFT), trips.value is not None and not bounds_of(s, node)
+    ragged = any(map(is_list, node.children))
+    rows, known_trips = s.along(FactorAxis.LEFT), trips.value is not None and not ragged and not bounds_of(s, node)
     nothing = [no_sum(s, known_trips) for _ in found.pairs]
 
-    def add(at: SSAValue, state: Sequence[SSAValue], known: Sequence[Guard] | None) -> list[SSAValue]:
+    over = in_lists if ragged else in_parts
+
+    def add(at: SSAValue, state: Sequence[SSAValue], known: KnownTerms) -> list[SSAValue]:
         """The products of a block, if the score is the weight."""
-        scores.enter(at, trips, known is not None)
-        values.enter(at, trips, known is not None)
-        scores.know(known or ())
+        scores.enter(at, trips, known.whole)
+        values.enter(at, trips, known.whole)
+        scores.know(known)
         weights = [scores.weights(score, found.element) for score, _ in found.pairs]
         rows = [values.matrix(value, found.element) for _, value in found.pairs]
         return [b.place(DotOp.make(*dot)).results[0] for dot in zip(weights, rows, state, strict=True)]
 
     if not found.is_softmax:
-        return in_parts(kernel, node, trips, block, nothing, add)
+        return over(kernel, node, trips, block, nothing, add)
     start = [b.constant(-math.inf, f32, rows), b.constant(0.0, f32, rows), *nothing]
     scaled = _as_power(s, node, found.score)
     in_twos = scaled is None and not s.exact and _absorbs_factor(s, node, found)
@@ -82,11 +87,11 @@ def lower_weighed(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
         exponents = b.elementwise(mlir_math.FmaOp, (x, b.constant(scaled.times, f32), negative), NO_FLAGS)
         return b.elementwise(mlir_math.Exp2Op, (exponents,), NO_FLAGS), b.elementwise(mlir_math.Exp2Op, (difference,), NO_FLAGS)
 
-    def step(at: SSAValue, state: Sequence[SSAValue], known: Sequence[Guard] | None) -> list[SSAValue]:
+    def step(at: SSAValue, state: Sequence[SSAValue], known: KnownTerms) -> list[SSAValue]:
         top, total, sums = state
-        scores.enter(at, trips, known is not None)
-        values.enter(at, trips, known is not None)
-        scores.know(known or ())
+        scores.enter(at, trips, known.whole)
+        values.enter(at, trips, known.whole)
+        scores.know(known)
         if scaled is not None:
             scores.instead[scaled.product] = scaled.factor
         here = scores.of(found.score, in_twos)
@@ -103,7 +108,7 @@ def lower_weighed(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
         weights = b.cast(arith.TruncFOp, weights, found.element)
         return [new, total, b.place(DotOp.make(weights, values.matrix(found.value, found.element), sums)).results[0]]
 
-    top, total, sums = in_parts(kernel, node, trips, block, start, step)
+    top, total, sums = over(kernel, node, trips, block, start, step)
     of_2 = scaled is not None or in_twos
     return [b.elementwise(arith.MulfOp, (top, b.constant(math.log(2), f32)), NO_FLAGS) if of_2 else top, total, sums]
 
@@ -161,16 +166,17 @@ class Scores(Factor):
         self.instead: dict[SSAValue, SSAValue] = {}
         """Values in place of which another one is taken."""
         self._rows: dict[tuple[loop.ReduceOp, int], SSAValue] = {}
-        for child in node.children:  # what the blocks of terms share stands before the loop over them
+        for child in (one for one in node.children if not is_list(one)):  # what the blocks of terms share stands before the loop over them
             assert isinstance(child.op, loop.ReduceOp)
             side = self._side(FactorAxis.LEFT, child)
             for k, one in enumerate(factors(self.info, child, self.loops)):
                 self._rows[child.op, k] = side.matrix(one.along[found.rows,], one.element)
 
-    def know(self, guards: Sequence[Guard]) -> None:
-        """In the block of terms at hand these choices are known."""
-        self.instead = {guard.choice: guard.value for guard in guards}
-        self.values.update({guard.condition: guard.holds for guard in guards})
+    def know(self, known: KnownTerms) -> None:
+        """What is known of the block of terms at hand."""
+        self.instead = {guard.choice: guard.value for guard in known.guards}
+        self.values.update(known.conditions)
+        self.values.update({guard.condition: guard.holds for guard in known.guards})
 
     def weights(self, score: SSAValue, element: Attribute) -> SSAValue:
         """Scores as they are, as a matrix of `element`: 0 behind the last one."""

@@ -10,6 +10,7 @@ loops and values along none of them, the last one has the rows.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from xdsl.dialects import arith
@@ -20,6 +21,7 @@ from ....dialects.expr import free_dims
 from ....dialects.expr.ranges import RangeEnv, range_of
 from ....dialects.nd.types import element_bytes
 from ...analysis.accesses.varying import Varying, is_straight
+from ...analysis.listed_terms import is_list, listed_blocks, rows_of_block
 from ...analysis.needed_terms import needed_terms
 from ...analysis.nest_access import Loop, NestAccess, Node
 from ...analysis.schedule_attrs import fix
@@ -90,8 +92,9 @@ def weighed_product(info: NestAccess) -> WeighedProduct | None:
     if factor is not None and sides[0][1].dim in varying.of_value(factor):
         return None
     found = WeighedProduct(*sides[0], terms, min(types, key=str), is_softmax, tuple(pairs), factor)
-    short = all(_is_short(one, info) for one in (found.columns, *(c.loops[0] for c in node.children if c.loops)))
-    return found if short and all(_is_score(info, child, found) for child in node.children) else None
+    scores = [child for child in node.children if not is_list(child)]
+    short = all(_is_short(one, info) for one in (found.columns, *(c.loops[0] for c in scores if c.loops)))
+    return found if scores and short and all(_is_score(info, child, found) for child in scores) else None
 
 
 def as_weighed(nest: loop.NestOp, symbols: RangeEnv) -> tuple[NestAccess, WeighedProduct | None]:
@@ -162,10 +165,20 @@ def weighed_tile(info: NestAccess, gpu: Gpu) -> Tile | None:
     all_rows = power_of_two(range_of(found.rows.size, info.ranges).hi or WEIGHED_ROWS)
     groups = 2 if wide and gpu.multiplies_in_groups else 1  # of four warps, which have rows of their own: no sum of a row crosses them
     rows = max(MIN_DOT_SIDE, min(groups * WEIGHED_ROWS, all_rows))
+    rows, step = _shared_blocks(info, found, rows)
     stages = _stages(info, found, rows, columns, WEIGHED_STAGES - wide, gpu)
-    copies = int(gpu.copies_blocks and columns > SHORT_COLUMNS and bool(needed_terms(info, info.root.children[0])))
+    (node,) = info.root.children
+    copies = int(gpu.copies_blocks and columns > SHORT_COLUMNS and (bool(needed_terms(info, node)) or any(map(is_list, node.children))))
     axes = [([found.rows], rows), ([found.columns], columns)]
-    return Tile(axes, rest, reduction_block=STEP_TERMS, stages=stages, warps=PROGRAM_WARPS[wide], dot=1, copies=copies)
+    return Tile(axes, rest, reduction_block=step, stages=stages, warps=PROGRAM_WARPS[wide], dot=1, copies=copies)
+
+
+def _shared_blocks(info: NestAccess, found: WeighedProduct, rows: int) -> tuple[int, int]:
+    """How many rows a program has, and how many terms it weighs at once: where lists say which terms count, rows that share them, and terms
+    of one block."""
+    lists = listed_blocks(info, info.root.children[0])
+    step = math.gcd(STEP_TERMS, *(one.block for one in lists))
+    return math.gcd(rows, rows_of_block(lists, found.rows.dim) or rows), step
 
 
 def _stages(info: NestAccess, found: WeighedProduct, rows: int, columns: int, most: int, gpu: Gpu) -> int:
@@ -173,7 +186,8 @@ def _stages(info: NestAccess, found: WeighedProduct, rows: int, columns: int, mo
     without a softmax two, if more left no room for a second program: nothing but that one works while a program waits for its products."""
     (node,) = info.root.children
     width = element_bytes(found.element)
-    lengths = {one.dim: max(MIN_DOT_SIDE, power_of_two(range_of(one.size, info.ranges).hi or 1)) for c in node.children for one in c.loops}
+    inside = [one for c in node.children if not is_list(c) for one in c.loops]
+    lengths = {one.dim: max(MIN_DOT_SIDE, power_of_two(range_of(one.size, info.ranges).hi or 1)) for one in inside}
     lengths[found.columns.dim] = columns
     kept, streamed, around = dict[SSAValue, int](), dict[SSAValue, int](), dict[SSAValue, int]()
     for access in node.all_accesses():
