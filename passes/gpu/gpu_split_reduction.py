@@ -27,6 +27,7 @@ from ..manager.pass_manager import Pass
 from .short_runs import MIN_PART_ELEMENTS, short_run
 from .tiles.product_tiles import product_parts, product_tile
 from .tiles.rules import MAX_UNROLLED_TRIPS, TILE_COLUMNS, column_loop
+from .tiles.summed_products import summed_product
 from .tiles.tile import Sizes, Tile
 from .tiles.weighed_products import weighed_tile
 
@@ -67,6 +68,8 @@ class GpuSplitReduction(Pass):
                         self._split_weighed(nest, reduce, weighed, sizes, symbols, gpu)
                         continue
                     tile = product_tile(info, sizes, gpu)
+                    if tile is None and summed_product(info) is not None:
+                        continue  # an iteration has whole products
                     if tile is not None:
                         self._split_product(nest, reduce, info, tile.reduction_block, sizes, symbols, gpu)
                         continue

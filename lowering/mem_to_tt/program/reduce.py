@@ -16,6 +16,7 @@ from ....dialects.loop import KINDS
 from ....dialects.tt.arith import SIToFPOp
 from ....passes.analysis.nest_access import Loop, Node
 from ....passes.gpu.nest_types import scalar_type
+from ....passes.gpu.tiles.summed_products import summed_product
 from ..carried.weighed_products import lower_weighed
 from ..products import lower_product
 from ..reductions import Accumulator, ArgAccumulator, accumulator, joined_across
@@ -35,16 +36,17 @@ class Reductions:
         """loop.reduce."""
         s = self.s
         node = s.info.nodes[op]
-        if self.tile.dot:
+        summed = self.tile.dot and bool(node.children) and summed_product(s.info) is not None
+        if self.tile.dot and not summed:
             rule = lower_weighed if node.children else lower_product
             self._define(op, rule(self.kernel, op, node))
             return
         parts = accumulators(self.s, op)
-        how = self.kernel.how(node)
+        how = "loop" if summed else self.kernel.how(node)
         if how == "tile" and self.kernel.whole(node) is not None:
             self._reduce_whole(op, node, parts)
             return
-        shape = s.full if how == "tile" else s.active
+        shape = s.full if how == "tile" or summed else s.active
         start = [v for acc, _ in parts for v in acc.start(s, acc.lanes(s, shape) if how == "tile" else shape)]
 
         def join(state: Sequence[SSAValue], mask: SSAValue | None) -> list[SSAValue]:

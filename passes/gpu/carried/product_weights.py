@@ -4,7 +4,8 @@
     B: o[i, d] = sum_j w[i, j] * v[j, d]                             ->       %s = loop.reduce (%e) sum { q[i, e] * k[j, e] }
     C: p[j, d] = sum_i w[i, j] * u[i, d]                                      yield f(%s) * v[j, d]  }      and C in the same way
 
-Each reader computes what it needs of the products, and no weight is stored: all readers do so, or none. Readers of the same weights, whose
+Each reader computes what it needs of the products, and no weight is stored: all readers do so, or none. A reader may add up the weights
+themselves, over batches (the gradient of a bias). Readers of the same weights, whose
 columns a program has room for, are one nest with several sums. What lies between (f) goes along as
 it is, with its roundings. The backward pass of attention is three such readers, of the gradients of queries, keys and values.
 """
@@ -20,6 +21,7 @@ from ....dialects.expr.ranges import RangeEnv
 from ...analysis.reduction_kinds import Cursor
 from ...cost.contraction_price import MAX_JOINED_COLUMNS, MAX_WEIGHED_ELEMENTS
 from ...loop.transform.nest_transform import Refused
+from ..tiles.summed_products import summed_product
 from ..tiles.weighed_products import as_weighed
 from .softmax_weights import final_store
 from .term_writer import TermWriter, needed, product_of
@@ -37,7 +39,7 @@ def carry_weights(storing: loop.NestOp, readers: list[loop.NestOp], symbols: Ran
     """Have the readers compute the weights, and say how many nests they are then; Refused says why not."""
     for use in [use for result in storing.results for use in result.uses]:
         op = use.operation
-        if not isinstance(op, loop.LoadOp) or product_of(op) is not storing or not _weighs(op):
+        if not isinstance(op, loop.LoadOp) or product_of(op) is not storing or not (_weighs(op) or _adds(op)):
             raise Refused("the weights are needed by others than sums of products, too")
     if any(len(_places(reader, storing)[1]) != 1 for reader in readers):
         raise Refused("a sum needs weights of several places")
@@ -45,7 +47,9 @@ def carry_weights(storing: loop.NestOp, readers: list[loop.NestOp], symbols: Ran
     try:
         for group in _groups(readers, storing):
             made.append((group, _with_weights(group, storing, symbols)))
-            _, product = as_weighed(made[-1][1], symbols)
+            info, product = as_weighed(made[-1][1], symbols)
+            if product is None and summed_product(info) is not None:
+                continue
             if product is None:
                 raise Refused("a nest would be no product of weights, which vary along one of its loops, by rows along another")
             size = product.columns.size.value
@@ -139,6 +143,15 @@ def _weighs(load: loop.LoadOp) -> bool:
         return False
     sides = [[load in needed(v, (reduce.block,)) for v in op.operands] for op in products]
     return any(map(any, sides)) and not any(map(all, sides))
+
+
+def _adds(load: loop.LoadOp) -> bool:
+    """Whether a load stands in a nest that is sums of what depends on it."""
+    reduce = load.parent_op()
+    nest = None if reduce is None else reduce.parent_op()
+    if not isinstance(reduce, loop.ReduceOp) or not isinstance(nest, loop.NestOp) or not nest.results:
+        return False
+    return [op for op in nest.block.ops if isinstance(op, loop.LoopLike)] == [reduce] and set(reduce.kind_names) == {"sum"}
 
 
 def _with_weights(readers: list[loop.NestOp], storing: loop.NestOp, symbols: RangeEnv) -> loop.NestOp:

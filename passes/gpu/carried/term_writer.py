@@ -71,7 +71,7 @@ class TermWriter:
             if isinstance(at, Dim):
                 self.values[index] = operands[at.index]
                 continue
-            of_row = all(operands[d.index] is not self.reduce.indices[0] for d in free_dims(at))
+            of_row = all(operands[d.index] not in self.reduce.indices for d in free_dims(at))
             number = (self.row if of_row else self.body).place(index_op(at, operands)).results[0]
             self.values[index], self.places[number] = number, (at, operands)
             self.numbers.append(number)

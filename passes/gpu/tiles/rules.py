@@ -26,6 +26,7 @@ from ...cost.machine.gpu import MACHINES, Gpu
 from ...cost.machine.registers import OTHER
 from .gathers import index_loops
 from .product_tiles import product_tile
+from .summed_products import summed_tile
 from .tile import (
     COPIED_TILE_ELEMENTS,
     MAX_UNROLLED_INNER_TRIPS,
@@ -118,7 +119,7 @@ MAX_SECOND_REDUCTION_CHUNKS = 2
 
 def choose(info: NestAccess, hints: Mapping[Expr, int], gpu: Gpu = MACHINES["sm_90"]) -> Tile:
     """The tile of a nest."""
-    tile = product_tile(info, Sizes(hints), gpu) or weighed_tile(info, gpu) or window_tile(info, Sizes(hints))
+    tile = product_tile(info, Sizes(hints), gpu) or weighed_tile(info, gpu) or summed_tile(info, gpu) or window_tile(info, Sizes(hints))
     tile = tile or _within(_choose(info, Sizes(hints), gpu), info, gpu)
     warps = max(1, tile.warps * 32 // gpu.lanes)
     return replace(tile, warps=min(warps, gpu.max_warps))

@@ -2,6 +2,8 @@
 
     %s = nd.matmul %q, %k ; %w = f(%s) ; %o = nd.matmul %w, %v ; %p = nd.matmul (nd.permute %w), %u
 
+Others may add weights up over batches (the gradient of a bias): these, too, compute them where they add.
+
 A group is all products that weights are computed from, and all that they weigh rows of: the backward pass of attention, a linear attention,
 two layers with an activation between them. `gpu-carry-softmax` makes the nests, of products that are generated: a group is as a whole.
 """
@@ -10,16 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 
 from ....dialects import nd
 from ....dialects.expr import product
 from ....dialects.expr.ranges import RangeEnv, range_of
 from ....dialects.nd.pointwise import PointwiseOp
 from ....dialects.nd.types import element_bytes, tensor_type
-from ...cost.contraction_price import MAX_JOINED_COLUMNS, MAX_WEIGHED_ELEMENTS, Weighing, rate_name
+from ...cost.contraction_price import MAX_JOINED_COLUMNS, MAX_WEIGHED_ELEMENTS, WEIGHED_ROWS, Weighing, rate_name
 from ...cost.library_cost import bytes_of, size
 from .carried_scores import COMPUTED, VIEWS, source
 
@@ -57,11 +59,31 @@ class WeighedRows:
 
 
 @dataclass(frozen=True)
+class SummedWeights:
+    """A sum of weights over dimensions in front of their rows and columns, and what these are computed from."""
+
+    op: nd.ReduceOp
+    scores: tuple[nd.MatmulOp, ...]
+    beside: tuple[SSAValue, ...]
+
+    def work(self, hints: Mapping[str, int], kind: Attribute) -> Weighing:
+        """What its kernel does with factors of a type: each program has the products of a block in all batches that are added up."""
+        *batch, rows, columns = [size(n, hints) for n in tensor_type(self.op.input).dims]
+        added = prod(batch[d] for d in self.op.dims.data)
+        depth = added * sum(size(tensor_type(score.lhs).dims[-1], hints) for score in self.scores)
+        given = dict.fromkeys(source(v) for v in (*(v for score in self.scores for v in score.operands), *self.beside))
+        moved = sum(bytes_of(v, hints) for v in given) + bytes_of(self.op.result, hints)
+        blocks = prod(batch) // max(1, added) * ceil(columns / WEIGHED_ROWS)
+        return Weighing(blocks, rows, min(columns, WEIGHED_ROWS), depth, 0, rate_name(kind), element_bytes(kind), float(moved))
+
+
+@dataclass(frozen=True)
 class CarriedWeights:
-    """The products of a group."""
+    """The products of a group, and the sums of its weights."""
 
     scores: tuple[nd.MatmulOp, ...]
     weighed: tuple[WeighedRows, ...]
+    summed: tuple[SummedWeights, ...] = ()
 
     @property
     def products(self) -> tuple[nd.MatmulOp, ...]:
@@ -78,7 +100,8 @@ class CarriedWeights:
                     break
             else:
                 kernels.append([one])
-        return (_work(kernel, hints) for kernel in kernels)
+        yield from (_work(kernel, hints) for kernel in kernels)
+        yield from (one.work(hints, tensor_type(self.weighed[0].op.result).element_type) for one in self.summed)
 
 
 def _work(kernel: Sequence[WeighedRows], hints: Mapping[str, int]) -> Weighing:
@@ -107,12 +130,14 @@ def _group(first: nd.MatmulOp, products: Collection[nd.MatmulOp], symbols: Range
     numel = product(tensor_type(first.result).dims)
     inside: dict[Operation, None] = {first: None}
     weighed: dict[Operation, None] = {}
+    added: dict[nd.ReduceOp, None] = {}
     worklist: list[Operation] = [first]
     while worklist:
         op = worklist.pop()
         users = [use.operation for use in op.results[0].uses]
         weighed.update((user, None) for user in users if isinstance(user, nd.MatmulOp))
-        follows = [user for user in users if not isinstance(user, nd.MatmulOp)]
+        added.update((user, None) for user in users if isinstance(user, nd.ReduceOp) and _adds_batches(user))
+        follows = [user for user in users if not isinstance(user, nd.MatmulOp) and user not in added]
         if not all(isinstance(user, (PointwiseOp, *VIEWS)) and product(tensor_type(user.results[0]).dims) is numel for user in follows):
             return None
         before = [] if isinstance(op, nd.MatmulOp) else [o for v in op.operands if (o := _computed(v, numel)) is not None]
@@ -128,7 +153,18 @@ def _group(first: nd.MatmulOp, products: Collection[nd.MatmulOp], symbols: Range
     long += [tensor_type(one.op.result).dims[one.lengths()[1]] for one in found]
     if len(found) < len(rows) or any((hi := range_of(n, symbols).hi) is None or hi > MAX_WEIGHED_ELEMENTS for n in long):
         return None
-    return CarriedWeights(scores, found)
+    return CarriedWeights(scores, found, tuple(_summed(op, inside) for op in added))
+
+
+def _adds_batches(op: nd.ReduceOp) -> bool:
+    """Whether a reduction adds up matrices."""
+    rank = tensor_type(op.input).rank
+    return op.kind.data == "sum" and all(d < rank - 2 for d in op.dims.data)
+
+
+def _summed(op: nd.ReduceOp, inside: Collection[Operation]) -> SummedWeights:
+    turned, beside = _behind(op.input, inside, False)
+    return SummedWeights(op, tuple(o for v in turned if isinstance(o := v.owner, nd.MatmulOp) and o in inside), beside)
 
 
 def _computed(value: SSAValue, numel: object) -> Operation | None:
@@ -143,24 +179,27 @@ def _rows(op: nd.MatmulOp, inside: Collection[Operation]) -> WeighedRows | None:
     if len(sides) != 1:
         return None
     (side,) = sides
-    scores: dict[nd.MatmulOp, None] = {}
+    turned, beside = _behind(op.operands[side], inside, side == 1)
+    scores = tuple(o for v in turned if isinstance(o := v.owner, nd.MatmulOp) and o in inside)
+    found = WeighedRows(op, side, scores, beside, any(turned[score.result] for score in scores))
+    alone = tensor_type(op.result).dims[found.lengths()[0]].value == 1
+    return None if alone or not scores else found
+
+
+def _behind(weights: SSAValue, inside: Collection[Operation], is_turned: bool) -> tuple[dict[SSAValue, bool], tuple[SSAValue, ...]]:
+    """The values that weights are computed by, with whether rows of these are columns there; and those that come from outside."""
     beside: dict[SSAValue, None] = {}
-    worklist = [op.operands[side]]
-    turned = {worklist[0]: side == 1}
+    worklist, turned = [weights], {weights: is_turned}
     while worklist:
         one = worklist.pop()
         owner = one.owner
-        if isinstance(owner, nd.MatmulOp) and owner in inside:
-            scores[owner] = None
-        elif isinstance(owner, Operation) and owner in inside:
+        if isinstance(owner, Operation) and owner in inside and not isinstance(owner, nd.MatmulOp):
             new = [v for v in owner.operands if v not in turned]
             turned.update(dict.fromkeys(new, turned[one] ^ _turns(owner)))
             worklist += new
-        elif product(tensor_type(one).dims).value != 1:
+        elif not (isinstance(owner, Operation) and owner in inside) and product(tensor_type(one).dims).value != 1:
             beside[one] = None
-    found = WeighedRows(op, side, tuple(scores), tuple(beside), any(turned[score.result] for score in scores))
-    alone = tensor_type(op.result).dims[found.lengths()[0]].value == 1
-    return None if alone or not scores else found
+    return turned, tuple(beside)
 
 
 def _turns(op: Operation) -> bool:

@@ -109,7 +109,6 @@ def test_no_scores_are_in_memory(seed, as_on_a_gpu):
     """Products of float32 whose factors are converted numbers of 16 bits have gradients that are products of float32: in inference."""
     spelling, (batch, heads, rows, terms, width) = drawn(seed), LARGE
     args = spelling.inputs(batch, heads, rows, terms, width, torch.Generator().manual_seed(seed))
-    args[3:] = [x.detach() for x in args[3:]]
     scores = batch * heads * rows * (terms if spelling.cross else rows)
     graphs = graphs_of(spelling.function(batch, heads), args, trains=spelling.wide != "factors")
     for gm, inputs in graphs:
