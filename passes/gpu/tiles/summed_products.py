@@ -18,7 +18,7 @@ from ...cost.contraction_price import MAX_WEIGHED_ELEMENTS, WEIGHED_ROWS
 from ...cost.machine.gpu import Gpu
 from .product_nests import factors
 from .tile import MIN_DOT_SIDE, Tile, power_of_two
-from .weighed_products import STEP_TERMS
+from .weighed_products import STEP_TERMS, weighed_product
 
 
 def summed_product(info: NestAccess) -> tuple[Loop, Loop] | None:
@@ -39,7 +39,8 @@ def summed_product(info: NestAccess) -> tuple[Loop, Loop] | None:
         return None
     rows, columns = sorted((side[0] for side in sides), key=info.root.loops.index)
     most = [range_of(one.size, info.ranges).hi for child in node.children for one in child.loops]
-    return (rows, columns) if all(n is not None and n <= MAX_WEIGHED_ELEMENTS for n in most) else None
+    short = all(n is not None and n <= MAX_WEIGHED_ELEMENTS for n in most)
+    return (rows, columns) if short and weighed_product(info) is None else None
 
 
 def summed_tile(info: NestAccess, gpu: Gpu) -> Tile | None:
