@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from xdsl.dialects.builtin import i32
 from xdsl.ir import SSAValue
 
 from ....dialects.expr import Expr, free_dims
@@ -42,22 +43,26 @@ def in_lists(kernel: NestLowering, node: Node, trips: Expr, step: int, start: li
         if trips.value is None or trips.value % one.block:
             ends.insert(0, b.max(b.sub(end, steps), b.int(0, s.index)))
         begin = b.int(0, s.index)
+        number = _number(s, one, begin, step, end)
         for k, until in enumerate(ends):
             what = KnownTerms(known, conditions, whole=k == 0)
 
-            def go(at: SSAValue, now: Sequence[SSAValue], what: KnownTerms = what, one: ListedBlocks = one) -> list[SSAValue]:
-                return body(_term(s, one, at, step), now, what)
+            def go(
+                at: SSAValue, now: Sequence[SSAValue], what: KnownTerms = what, one: ListedBlocks = one, end: SSAValue = end
+            ) -> list[SSAValue]:
+                number, *before = now
+                later = _number(s, one, b.add(at, b.int(1, s.index)), step, end)
+                return [later, *body(_term(s, one, number, at, step), before, what)]
 
-            state = kernel.repeat(node, until, 1, state, go, begin, part=True)
+            number, *state = kernel.repeat(node, until, 1, [number, *state], go, begin, part=True)
             begin = until
     return state
 
 
-def _term(s: State, one: ListedBlocks, at: SSAValue, step: int) -> SSAValue:
-    """The first term of step `at` of those of a list."""
-    b, steps = s.b, one.block // step
-    place = at if steps == 1 else b.quotient(at, b.int(steps, s.index))
-    dims: dict[Expr, Expr] = {one.place.dim: _dim(s, place)}
+def _number(s: State, one: ListedBlocks, at: SSAValue, step: int, end: SSAValue) -> SSAValue:
+    """The number of the block of step `at` of a list. It is loaded a step ahead: what is loaded of the block does not wait for it."""
+    b = s.b
+    dims: dict[Expr, Expr] = {one.place.dim: _dim(s, _place(s, one, at, step))}
     for axis, (first, _, loops) in s.blocks.items():
         if len(loops) == 1 and loops[0].dim in free_dims(one.index.offset):
             shared = rows_of_block([one], loops[0].dim)
@@ -65,9 +70,23 @@ def _term(s: State, one: ListedBlocks, at: SSAValue, step: int) -> SSAValue:
                 raise UnsupportedNest("schedule: the rows of a program share the lists of their blocks")
             dims[loops[0].dim] = _dim(s, first)
     pointer = s.address(one.index.buffer, s.fix(one.index.offset.subs(dims)))
-    number = b.resize(b.place(LoadOp.make(pointer)).results[0], s.index)
-    term = b.mul(number, b.int(one.block, s.index))
-    return term if steps == 1 else b.add(term, b.mul(b.sub(at, b.mul(place, b.int(steps, s.index))), b.int(step, s.index)))
+    number = b.place(LoadOp.make(pointer, b.cmpi("slt", at, end), b.constant(0, i32))).results[0]
+    return b.resize(number, s.index)
+
+
+def _place(s: State, one: ListedBlocks, at: SSAValue, step: int) -> SSAValue:
+    """The place in a list of step `at`."""
+    return at if one.block == step else s.b.quotient(at, s.b.int(one.block // step, s.index))
+
+
+def _term(s: State, one: ListedBlocks, number: SSAValue, at: SSAValue, step: int) -> SSAValue:
+    """The first term of step `at`, in the block of this number."""
+    b = s.b
+    first = b.mul(number, b.int(one.block, s.index))
+    if one.block == step:
+        return first
+    inside = b.sub(at, b.mul(_place(s, one, at, step), b.int(one.block // step, s.index)))
+    return b.add(first, b.mul(inside, b.int(step, s.index)))
 
 
 def _dim(s: State, value: SSAValue) -> Expr:
