@@ -80,15 +80,12 @@ PARTLY_ROUNDED_SUMS = arith.FastMathFlagsAttr([FastMathFlag.ALLOW_CONTRACT, Fast
 ROUNDED_SUMS = arith.FastMathFlagsAttr([FastMathFlag.ALLOW_CONTRACT, FastMathFlag.APPROX_FUNC, FastMathFlag.REASSOC])
 """The same where it may round all of a sum so."""
 
-ROUNDED_FACTORS = arith.FastMathFlagsAttr([FastMathFlag.ALLOW_CONTRACT, FastMathFlag.ALLOW_RECIP])
-"""The same of f32: the unit may round each factor to TF32."""
-
 
 def is_contracted(op: object) -> bool:
     """Whether an operation makes a term of a matrix product: of floats, as its flags say, or of bytes, whose sums are exact anyway."""
     if isinstance(op, arith.MuliOp):
         return op.result.type == i32 and all(isinstance(x.owner, arith.ExtSIOp) and x.owner.input.type == i8 for x in op.operands)
-    return isinstance(op, arith.MulfOp) and op.fastmath in (CONTRACTED, PARTLY_ROUNDED_SUMS, ROUNDED_SUMS, ROUNDED_FACTORS)
+    return isinstance(op, arith.MulfOp) and op.fastmath in (CONTRACTED, PARTLY_ROUNDED_SUMS, ROUNDED_SUMS)
 
 
 KINDS: dict[str, tuple[int, int]] = {

@@ -29,9 +29,6 @@ PARTLY_ROUNDED = "partly rounded"
 ROUNDED = "rounded"
 """The same where it may round all of a sum so."""
 
-ROUNDED_FACTORS = "rounded factors"
-"""Terms of f32: a unit may round each factor to the 11 bits of TF32. Without it, it may not make them less exact than f32's."""
-
 
 def broadcast_dims(*shapes: tuple[Expr, ...]) -> tuple[Expr, ...] | None:
     """The NumPy broadcast of `shapes`; None when two sizes differ and neither is 1."""

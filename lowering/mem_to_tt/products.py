@@ -107,14 +107,13 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
 def _with_product(s: State, one: Factors, left: SSAValue, right: SSAValue, total: SSAValue, terms: int) -> SSAValue:
     """Sums with the products of a block of terms."""
     b = s.b
-    if one.element == f32 and one.sums == loop.CONTRACTED and s.gpu.takes_ptx:
+    if one.element == f32 and s.gpu.takes_ptx:
         # units add up a block: they round down, which over all terms would be less exact than sums of f32
         zeros = b.constant(0.0, f32, shape_of(total.type))
         product = b.place(DotOp.make(left, right, zeros, EXACT_PRECISION)).results[0]
         return b.elementwise(arith.AddfOp, (total, product), NO_FLAGS)
-    precision = "tf32" if one.sums == loop.ROUNDED_FACTORS else "ieee"
     imprecise = terms if one.sums == loop.PARTLY_ROUNDED_SUMS else ALL_TERMS if one.sums == loop.ROUNDED_SUMS else 0
-    return b.place(DotOp.make(left, right, total, precision, imprecise)).results[0]
+    return b.place(DotOp.make(left, right, total, imprecise=imprecise)).results[0]
 
 
 def _yielded(op: loop.ReduceOp, number: int) -> SSAValue:

@@ -15,20 +15,7 @@ from ...dialects.expr import ZERO, Expr, FloorDiv, IndexMap, Mod, as_expr, dim, 
 from ...dialects.expr.ranges import Range, RangeEnv
 from ...dialects.expr.walk import children
 from ...dialects.nd.call_args import UNDEFINED, Arg, Call, CallAttr
-from ...dialects.nd.pointwise import (
-    CONTRACT,
-    OPS,
-    PARTLY_ROUNDED,
-    PREDICATES,
-    ROUNDED,
-    ROUNDED_FACTORS,
-    BitcastOp,
-    CastOp,
-    CmpOp,
-    FmaOp,
-    MapOp,
-    SelectOp,
-)
+from ...dialects.nd.pointwise import CONTRACT, OPS, PARTLY_ROUNDED, PREDICATES, ROUNDED, BitcastOp, CastOp, CmpOp, FmaOp, MapOp, SelectOp
 from ...dialects.nd.types import LOW_PRECISION, UNSIGNED, compute_type, is_float, tensor_type
 from ...dialects.support.create import create
 from ...passes.analysis.reduction_kinds import unscaled
@@ -53,7 +40,6 @@ _SUMS: dict[Attribute, Attribute] = {
     UnitAttr(): loop.CONTRACTED,
     StringAttr(PARTLY_ROUNDED): loop.PARTLY_ROUNDED_SUMS,
     StringAttr(ROUNDED): loop.ROUNDED_SUMS,
-    StringAttr(ROUNDED_FACTORS): loop.ROUNDED_FACTORS,
 }
 
 

@@ -8,7 +8,7 @@ share allow. What a block begins with, and what it stores, adds where no other b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from .held_numbers import fits_registers
@@ -29,7 +29,8 @@ SPLIT_PARTS = (1, 2, 4, 8, 16, 32, 64)
 class Sums:
     """Products of the same sizes. `row`, `column`: bytes of each term of one of these; `beside`: bytes read and written beside each element
     of the result; `kind`: the type of the factors, as GpuRates names it; `cuts`: how often a block of rows, or of
-    columns, is computed once more, with another matrix, by the same program; `share`: of that type's rate."""
+    columns, is computed once more, with another matrix, by the same program; `share`: of that type's rate; `passes`: how many times what is
+    read counts."""
 
     rows: int
     columns: int
@@ -42,6 +43,7 @@ class Sums:
     kind: str = "bf16"
     cuts: tuple[int, int] = (0, 0)
     share: float = 1.0
+    passes: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,12 @@ class Block:
 def words(kind: str) -> int:
     """Registers of a sum of products of a type, as GpuRates names it."""
     return 2 if kind == "f64" else 1
+
+
+def generated(work: Sums, gpu: Gpu) -> Sums:
+    """Products as a kernel of ours makes them."""
+    reached = gpu.rates.generated
+    return replace(work, share=reached.get(work.kind, 1.0), passes=reached.get(f"{work.kind}_passes", 1.0))
 
 
 def warps_for(elements: int, sums: int, held: int, gpu: Gpu) -> int:
@@ -79,7 +87,7 @@ def block_ns(work: Sums, block: Block, gpu: Gpu, parts: int = 1) -> tuple[float,
     steps = ceil(work.terms / parts / block.terms)
     step = block.terms * (block.rows * work.row + block.columns * work.column)
     units = 2.0 * elements * block.terms * work.sums / (rates.tflops[work.kind] * work.share * 1e3 / each_rate)
-    cache = step / (rates.cache_gbs / each_rate)
+    cache = work.passes * step / (rates.cache_gbs / each_rate)
     registers = block.warps * gpu.lanes * (elements * work.sums * words(work.kind) // (block.warps * gpu.lanes) + OTHER.product)
     resident = max(1, min(gpu.registers // registers, int(gpu.shared // (step * block.stages))))
     each = max(ceil(blocks / gpu.multiprocessors), ceil(rows / own[0]) * ceil(columns / own[1]))

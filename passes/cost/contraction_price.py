@@ -19,7 +19,7 @@ from xdsl.dialects.builtin import bf16, f16, f32, f64, i8
 from xdsl.ir import Attribute
 
 from ...dialects.support.float8 import FLOAT8
-from .block_price import PROGRAM_WARPS, SPLIT_PARTS, Block, Sums, block_ns, parts_ns, warps_for, words
+from .block_price import PROGRAM_WARPS, SPLIT_PARTS, Block, Sums, block_ns, generated, parts_ns, warps_for, words
 from .machine.gpu import Gpu
 
 RATE_NAMES: Mapping[Attribute, str] = {bf16: "bf16", f16: "f16", f32: "f32", f64: "f64", i8: "i8"}
@@ -134,18 +134,19 @@ def price(work: Contraction, gpu: Gpu) -> Price:
 
 
 def _fastest(
-    work: Contraction, gpu: Gpu, read: float, behind: float, held: int, lasting: bool, lost: int, cuts: int, share: float = 1.0
+    work: Contraction, gpu: Gpu, read: float, behind: float, held: int, lasting: bool, lost: int, cuts: int, own: bool = False
 ) -> Price:
     """One kernel, all sums side by side, by its fastest block. `read`: bytes read for factors; `behind`: bytes read and written beside
     elements of the result; `held`: as in a work; `lasting`: the units go on meanwhile; `lost`: blocks of rows that
-    are empty; `cuts`: those that programs compute once more; `share`: of the rate of the units."""
+    are empty; `cuts`: those that programs compute once more; `own`: it is one of ours."""
     rates = gpu.rates
     memory = (read + behind) / rates.memory_gbs
     each = 0.0 if lasting else behind / (work.batch * work.rows * work.columns)
     sums = Sums(
         work.rows, work.columns, work.depth, work.batch, work.sums, work.width, work.width * work.sums, each, work.kind,
-        (cuts, 0), share,
+        (cuts, 0),
     )  # fmt: skip
+    sums = generated(sums, gpu) if own else sums
     best: Price | None = None
     for rows, columns, parts in product(TILE_SIDES, TILE_SIDES, SPLIT_PARTS):
         warps = warps_for(rows * columns, work.sums * words(work.kind), held * words(work.kind), gpu)
@@ -200,8 +201,7 @@ def generated_price(work: Contraction, gpu: Gpu) -> Price:
     """The kernel of a generated product. With few rows, its blocks are small: several are on a multiprocessor at once, so that the units go
     on, and what a thread keeps is no limit."""
     few = is_few(work)
-    share = gpu.rates.generated.get(work.kind, 1.0)
-    return _fastest(work, gpu, _read(work), work.beside + _written(work), 1 if few else work.held, few, 0, work.matrices - 1, share)
+    return _fastest(work, gpu, _read(work), work.beside + _written(work), 1 if few else work.held, few, 0, work.matrices - 1, True)
 
 
 def _read(work: Contraction) -> float:

@@ -22,7 +22,7 @@ from ...dialects.nd.types import element_bytes
 from ...dialects.support.float8 import FLOAT8
 from ..analysis.nest_access import Loop, NestAccess, Node
 from ..cost.batch_cost import body_nests, entry_hints
-from ..cost.block_price import Block, Sums, block_ns
+from ..cost.block_price import Block, Sums, block_ns, generated
 from ..cost.contraction_price import RATE_NAMES, Contraction, Weighing, price, weighed_wave_ns
 from ..cost.cost_model import Bound, Cost, Work, body_work
 from ..cost.footprint import of_nest
@@ -116,7 +116,8 @@ def _plain(info: NestAccess, nodes: Sequence[Node], tile: Tile, sizes: Sizes, gp
     width = min((element_bytes(a.dtype) for node in nodes for a in node.accesses if not a.is_store), default=2)
     work = Sums(rows, columns, terms, batch, sums, float(width), float(width * sums), 0.0, kind)
     (_, first), (_, second) = tile.axes
-    ns, _ = block_ns(work, Block(first, second, tile.reduction_block, max(1, tile.stages), tile.warps, bool(tile.persistent)), gpu)
+    block = Block(first, second, tile.reduction_block, max(1, tile.stages), tile.warps, bool(tile.persistent))
+    ns, _ = block_ns(generated(work, gpu), block, gpu)
     return _Matrix(2.0 * batch * rows * columns * terms * sums, ns)
 
 

@@ -2,7 +2,9 @@
 
 An entry says which card it is of and where its figures come from. `generated` holds how much of these rates a kernel of ours reaches:
 of rows weighed by a softmax of products (`weighed`), of depthwise convolutions, which are counted by the rate of f32, and of products of a
-type where that is not all of it; `library` holds how much of that the library's reach, and of one product its grouped products (`grouped`).
+type where that is not all of it, or more (f32: by units for TF32; `f32_passes` is how many times its factors count where they come from
+the cache, since they are taken apart); `library` holds how much of that the library's reach, and of one product its grouped products
+(`grouped`).
 """
 
 from __future__ import annotations

@@ -28,9 +28,7 @@ EXACT_BITS = 8
 WIDE = frozenset((f32, f64))
 """Types of factors that units take as they are, with more bits than their own."""
 
-RATES: dict[tuple[Attribute, Attribute], str] = {
-    (f32, loop.CONTRACTED): "f32", (f32, loop.ROUNDED_FACTORS): "tf32", (f64, loop.CONTRACTED): "f64", (i8, loop.CONTRACTED): "i8",
-}  # fmt: skip
+RATES: dict[Attribute, str] = {f32: "f32", f64: "f64", i8: "i8"}
 SUM_RATES: dict[Attribute, str] = {loop.CONTRACTED: "bf16", loop.PARTLY_ROUNDED_SUMS: "f8_f32", loop.ROUNDED_SUMS: "f8"}
 """What the rates of a GPU call products by their factors and by how factors or sums may be rounded."""
 
@@ -43,8 +41,8 @@ Side = tuple[Loop, ...]
 class Factors:
     """The factors of one sum of products: side -> the factor that varies along it; and the type that both are exact in. `picked`: the index
     of the matrix that one side picks for itself; None where the other factor does not vary along that side at all. `choice`: the term,
-    where that is 0 unless a condition holds. `sums`: how a unit may round the sums, where both are 8-bit floats of one type,
-    or the factors, where these are of f32 (loop.CONTRACTED: it may not)."""
+    where that is 0 unless a condition holds. `sums`: how a unit may round the sums, where both are 8-bit floats of one type
+    (loop.CONTRACTED: it may not)."""
 
     along: dict[Side, SSAValue]
     element: Attribute
@@ -55,12 +53,12 @@ class Factors:
     @property
     def adds_blocks(self) -> bool:
         """Whether sums of blocks of terms, as a unit makes them, are added up as f32."""
-        return self.sums == loop.PARTLY_ROUNDED_SUMS or (self.element == f32 and self.sums == loop.CONTRACTED)
+        return self.sums == loop.PARTLY_ROUNDED_SUMS or self.element == f32
 
     @property
     def rate(self) -> str:
         """The name that the rates of a GPU have for these products."""
-        return RATES.get((self.element, self.sums)) or SUM_RATES[self.sums]
+        return RATES.get(self.element) or SUM_RATES[self.sums]
 
 
 def product_sides(info: NestAccess) -> list[Side]:
@@ -148,7 +146,7 @@ def _factors(info: NestAccess, value: SSAValue, loops: Sequence[Loop]) -> Factor
     if isinstance(times, arith.MuliOp):
         return Factors({rows: times.lhs, columns: times.rhs}, i8, picked, choice)
     if times.result.type in types:
-        return Factors({rows: times.lhs, columns: times.rhs}, times.result.type, picked, choice, times.fastmath)
+        return Factors({rows: times.lhs, columns: times.rhs}, times.result.type, picked, choice)
     element, sums = bf16 if bf16 in types else f16, loop.CONTRACTED
     if times.fastmath != sums and (kind := _stored_type(times.lhs)) == _stored_type(times.rhs) and kind in UNIT_FLOAT8:
         element, sums = kind, times.fastmath

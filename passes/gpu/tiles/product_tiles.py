@@ -23,7 +23,7 @@ from ....dialects.expr.ranges import range_of
 from ....dialects.nd.types import element_bytes
 from ...analysis.accesses.varying import Varying
 from ...analysis.nest_access import Access, Loop, NestAccess, Node
-from ...cost.block_price import PROGRAM_WARPS, Block, Sums, block_ns, parts_ns, warps_for, words
+from ...cost.block_price import PROGRAM_WARPS, Block, Sums, block_ns, generated, parts_ns, warps_for, words
 from ...cost.contraction_price import MAX_SKINNY_ROWS
 from ...cost.held_numbers import held_numbers
 from ...cost.machine.gpu import Gpu
@@ -239,8 +239,7 @@ def _blocks(work: _Product, gpu: Gpu) -> Iterator[Tile]:
 def _ns(work: _Product, tile: Tile, gpu: Gpu) -> float:
     """The price of a tile."""
     (_, rows), (_, columns) = tile.axes
-    sums = replace(_sums(work), share=gpu.rates.generated.get(work.rate, 1.0))
-    return block_ns(sums, Block(rows, columns, tile.reduction_block, tile.stages, tile.warps), gpu)[0]
+    return block_ns(generated(_sums(work), gpu), Block(rows, columns, tile.reduction_block, tile.stages, tile.warps), gpu)[0]
 
 
 def _sums(work: _Product) -> Sums:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FloatAttr, StringAttr
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FloatAttr, StringAttr, UnitAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, BlockArgument, SSAValue
 
@@ -111,9 +111,8 @@ def read_once(op: nd.ConvOp, hints: Mapping[str, int]) -> int:
     return bytes_of(op.input, hints) + bytes_of(op.weight, hints)
 
 
-def as_product(rw: Rewriter, op: nd.ConvOp, sums: Attribute) -> SSAValue:
-    """A convolution as multiplications and a sum whose terms units for products may add up; its bias is added before it is rounded.
-    `sums`: how a unit may round them (dialects/nd/pointwise.py)."""
+def as_product(rw: Rewriter, op: nd.ConvOp) -> SSAValue:
+    """A convolution as multiplications and a sum whose terms units for products may add up; its bias is added before it is rounded."""
     x, weight, t = tensor_type(op.input), tensor_type(op.weight), tensor_type(op.result)
     wide, groups = compute_type(t.element_type), op.groups.data[0]
     (samples, _, *places), (out, each, *window) = t.dims, weight.dims
@@ -135,7 +134,7 @@ def as_product(rw: Rewriter, op: nd.ConvOp, sums: Attribute) -> SSAValue:
         found = rw.new(nd.IndexViewOp.new((source,), view, map=IndexMapAttr.get(index)))
         factors.append(_as(rw, found, wide))
     times = OPS["mul"].new(factors, TensorType.get(sizes, wide, t.device.data))
-    times.attributes[CONTRACT] = sums
+    times.attributes[CONTRACT] = UnitAttr()
     total = TensorType.get((*batch, rows, columns), wide, t.device.data)
     over = IntsAttr.get(range(first + 2, len(sizes)))
     made = rw.new(nd.ReduceOp.new((rw.new(times),), total, kind=StringAttr("sum"), dims=over))

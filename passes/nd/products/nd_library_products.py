@@ -203,7 +203,7 @@ class NdLibraryProducts(Pass):
                 pairs = [(without_cast(rw, op.lhs, casts[0]), without_cast(rw, op.rhs, casts[1]))]
                 sums = EXACT if one is None or one.sums is None else StringAttr(one.sums)
                 return as_terms(rw, op, rounded=True, bias=bias, pairs=pairs, sums=sums)
-            return as_terms(rw, op, rounded=True, bias=bias, pairs=terms_by_part(rw, op), sums=types.sums(op))
+            return as_terms(rw, op, rounded=True, bias=bias, pairs=terms_by_part(rw, op))
 
         def biased_product(rw: Rewriter, found: Operation) -> SSAValue | None:
             """product + bias as one kernel, or one call."""
@@ -233,7 +233,7 @@ class NdLibraryProducts(Pass):
                 self.remark(found, str(choice), "applied" if choice.generated else "missed")
             if not choice.generated:
                 return None
-            return as_windows(rw, found, contract=True) if is_depthwise(found) else as_product(rw, found, types.sums(found))
+            return as_windows(rw, found, contract=True) if is_depthwise(found) else as_product(rw, found)
 
         def grouped_product(rw: Rewriter, found: Operation) -> SSAValue | None:
             choice = chosen.get(found)

@@ -187,13 +187,14 @@ class ProductChooser:
     def choice(self, one: Candidate, op: nd.MatmulOp | nd.ConvOp | nd.ExternOp) -> Choice:
         """What becomes of a product of a candidate."""
         work = one.work if op in self.scaled else _exact_work(one.work, op, self.hints)
+        work = replace(work, kind="f32") if work.kind == "tf32" else work
         prices = library_ns(one.work, self.gpu), generated_ns(work, self.gpu)
         if op.schedule is not None:
             return Choice(op.schedule.data == "generated", f'schedule = "{op.schedule.data}"', *prices)
         if self.library in ("always", "never"):
             return Choice(self.library == "never", f"library={self.library}", *prices)
-        if work.kind in WIDE and not work.vector and work.kind not in self.gpu.rates.generated:
-            return Choice(False, f"nobody has measured what generated products of {work.kind} reach on this GPU", *prices)
+        if work.kind in WIDE and not work.vector and (what := self._not_measured(op, work)):
+            return Choice(False, f"nobody has measured what generated {what} of {work.kind} reach on this GPU", *prices)
         if op in self.scaled and self.scaled[op].terms_lie_apart:
             return Choice(False, "terms of a factor of 8 bits lie apart", *prices)
         if isinstance(op, nd.ConvOp):
@@ -206,6 +207,13 @@ class ProductChooser:
         if isinstance(op, nd.ExternOp) and one.work.matrices > 1 and is_few(one.work):
             return Choice(False, "a program would go through the matrices of its few rows one after the other", *prices)
         return Choice(prices[1] <= prices[0], "by price" + self._narrowed(one.work), *prices)
+
+    def _not_measured(self, op: nd.MatmulOp | nd.ConvOp | nd.ExternOp, work: Contraction) -> str:
+        """What a product of a wide type is one of, if it is not known what such kernels reach; "" if it is known."""
+        if isinstance(op, nd.ConvOp):
+            return "convolutions"
+        known = work.kind in self.gpu.rates.generated
+        return "" if known and not is_few(work) else "products of few rows" if known else "products"
 
     def _may_be_few(self, size: Expr) -> bool:
         """Whether a symbolic size may be that of few rows, and of many."""
@@ -484,7 +492,7 @@ def _work(
     if scaled is not None:
         bare = replace(_before_casts(bare, scaled.casts, hints), kind=scaled.rate, out_width=_width(scaled.result))
     found = _with_neighbours(bare, region, hints)
-    adds_blocks = bare.kind == "f32" if scaled is None else scaled.sums == PARTLY_ROUNDED
+    adds_blocks = t.element_type == f32 if scaled is None else scaled.sums == PARTLY_ROUNDED
     return replace(found, held=found.held + 1) if adds_blocks else found
 
 

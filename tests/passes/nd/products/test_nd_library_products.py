@@ -34,7 +34,7 @@ def test_calls_and_values(name):
     function, args, calls = CASES[name]
 
     module = import_function(function, *args).module
-    run(parse_pipeline("nd-canonicalize,nd-library-products{tiny=0}"), module, context())
+    run(parse_pipeline("nd-canonicalize,nd-library-products{tiny=0 library=always}"), module, context())
     module.verify()
     found = [op.call.data.target for op in module.walk() if op.name == "nd.extern"]
     assert found == calls and not any(op.name == "nd.matmul" for op in module.walk())
