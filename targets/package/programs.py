@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -77,10 +78,13 @@ class KernelRecord:
 
 @dataclass(frozen=True)
 class ObjectRecord:
-    """A Python object that a program calls: an operator of torch, or a function of OBJECTS."""
+    """A Python object that a program calls: an operator of torch, a function of OBJECTS, a formula of numbers, or an assertion with the
+    message `name`, that a formula holds (`u0 <= 7`; "": that its argument is true). symbols: the arguments of the formula."""
 
-    kind: Literal["operator", "function"]
+    kind: Literal["operator", "function", "formula", "assertion"]
     name: str
+    formula: str = ""
+    symbols: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,9 @@ OBJECTS: dict[str, Any] = {"bool": bool, "float": float, "int": int}
 
 def object_of(record: ObjectRecord) -> Any:
     """What a program calls. PackageError where there is none of that name."""
+    if record.kind in ("formula", "assertion"):
+        test = Formula(record.formula, record.symbols) if record.formula else bool
+        return Assertion(test, record.name) if record.kind == "assertion" else test
     found = OBJECTS.get(record.name) if record.kind == "function" else None
     if record.kind == "operator":
         try:
@@ -145,6 +152,48 @@ def object_of(record: ObjectRecord) -> Any:
     if found is None:
         raise PackageError(f"a program calls {record.kind} '{record.name}', which this process lacks")
     return found
+
+
+class Formula:
+    """A size, or a comparison of two, as a function of the values of its symbols. PackageError for a text that is neither."""
+
+    def __init__(self, text: str, symbols: tuple[str, ...]):
+        self._symbols = symbols
+        try:
+            node = ast.parse(text, mode="eval").body
+            compares = isinstance(node, ast.Compare) and len(node.ops) == 1
+            parts = [node.left, node.comparators[0]] if isinstance(node, ast.Compare) and compares else [node]
+            self._sizes = [_size(part) for part in parts]
+            self._compare = _COMPARISONS[type(node.ops[0])] if isinstance(node, ast.Compare) else None
+        except (KeyError, SyntaxError, ValueError):
+            raise PackageError(f"'{text}' is no formula of sizes") from None
+
+    def __call__(self, *values: Any) -> Any:
+        known = dict(zip(self._symbols, map(int, values), strict=True))
+        numbers = [size_value(size, known) for size in self._sizes]
+        return numbers[0] if self._compare is None else self._compare(*numbers)
+
+
+_COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+
+
+class Assertion:
+    """Raises RuntimeError with a message where a test of the arguments is false."""
+
+    def __init__(self, test: Callable[..., Any], message: str):
+        self._test = test
+        self._message = message
+
+    def __call__(self, *values: Any) -> None:
+        if not self._test(*values):
+            raise RuntimeError(self._message)
 
 
 def record_of(

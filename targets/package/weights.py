@@ -60,7 +60,7 @@ class WeightStore:
         if len(one.sizes) != len(one.strides) or min((*one.sizes, *one.strides, one.offset), default=0) < 0:
             raise self._error(f"weight '{one.name}' has sizes {one.sizes} and strides {one.strides}")
         storage = self._storages[one.storage]
-        if max((*one.sizes, *one.strides, one.offset), default=0) > self._size:
+        if 0 not in one.sizes and max((*one.sizes, *one.strides, one.offset), default=0) > self._size:
             raise self._error(f"weight '{one.name}' has sizes {one.sizes} and strides {one.strides}, more than there are weights")
         last = one.offset + sum((size - 1) * step for size, step in zip(one.sizes, one.strides, strict=True))
         empty = 0 in one.sizes

@@ -17,13 +17,14 @@ from ...errors import StepwellError
 from ...targets.package import schema
 from ...targets.package.errors import PackageError
 from ...targets.package.format import Section, write_package
-from ...targets.package.programs import OBJECTS, ObjectRecord, ProgramRecord, Result, Source, encode_leaf, record_of
+from ...targets.package.programs import ProgramRecord, Result, Source, encode_leaf, record_of
 from ...targets.package.signature import Leaf, Signature
 from ..compiled.compiled import CompiledGraph
 from ..options.options import Options, make_options
 from .code import CodeSections
 from .exported import ExportedGraph, exported_graph
 from .levels import Level, default_levels, ordered
+from .objects import object_record
 from .samples import sample_sections, take_sample
 from .tensors import WeightTable
 
@@ -206,22 +207,13 @@ def package_sections(graphs: Sequence[ExportedGraph], levels: Sequence[Level], o
 
 def _record(graph: ExportedGraph, compiled: CompiledGraph, names: Mapping[str, str], weights: WeightTable) -> ProgramRecord:
     point = graph.point.name
-    objects = tuple(_object(point, one) for one in compiled.objects)
+    objects = tuple(object_record(point, one) for one in compiled.objects)
     places = [graph.placeholders[k] for k in compiled.inputs]
     sources = [Source("weight", names[one]) if isinstance(one, str) else Source("input", index=one) for one in places]
     constants = [weights.add_constant(value, point) for value in compiled.constants]
     results = tuple(_result(graph, compiled, one) for one in graph.results)
     updates = tuple(names[name] for name in graph.updated)
     return replace(record_of(compiled.description, tuple(sources), results, tuple(constants), updates), objects=objects)
-
-
-def _object(point: str, one: Any) -> ObjectRecord:
-    """A Python object that a program calls. PackageError for one that has no name."""
-    if isinstance(one, torch._ops.OpOverload):
-        return ObjectRecord("operator", str(one))
-    if one in OBJECTS.values():
-        return ObjectRecord("function", next(name for name, known in OBJECTS.items() if known is one))
-    raise PackageError(f"entry point '{point}' calls a {type(one).__name__} of Python, which no file can hold")
 
 
 def _result(graph: ExportedGraph, compiled: CompiledGraph, one: int | Leaf) -> Result:

@@ -15,7 +15,7 @@ from ...dialects.expr import Expr, to_python
 from ...lowering.fx.decompositions import decomposition_table
 from ...lowering.fx.pre_grad.whole_operators import whole_overloads
 from ...lowering.fx.rewrites import rewrites_at
-from ...lowering.sympy_bridge import bound_of, from_sympy, symint_expr
+from ...lowering.sympy_bridge import bound_of, symint_expr
 from ...targets.package.errors import PackageError
 from ...targets.package.programs import encode_leaf
 from ...targets.package.signature import EntryPoint, Leaf, SizeRange
@@ -293,7 +293,7 @@ def _result_leaf(number: int, value: Any) -> Leaf:
 
 def _symbols(program: Any, leaves: Sequence[Leaf]) -> tuple[SizeRange, ...]:
     """The size symbols of the arguments with their ranges, in the order of the arguments."""
-    ranges: Mapping[Any, Any] = {str(from_sympy(symbol)): one for symbol, one in program.range_constraints.items()}
+    ranges: Mapping[Any, Any] = {getattr(symbol, "name", str(symbol)): one for symbol, one in program.range_constraints.items()}
     used = [size for leaf in leaves for size in (*leaf.sizes, leaf.value if leaf.kind == "number" else None) if isinstance(size, str)]
     found: dict[str, SizeRange] = {}
     for name in used:

@@ -220,10 +220,10 @@ class _Keep:
         self.method: _MethodDef | None = None
         # not in the library: when all this dies in one cycle, the library may be unloaded before __del__ runs
         self._arena = (ctypes.c_int64 * (4 + views))(0, 0, 0, views)
-        ctypes.c_void_p.from_address(library.address(ARENA)).value = ctypes.addressof(self._arena)
         # the address too: at the end of the interpreter the module's names may be gone
         self._address = ctypes.addressof(self._arena)
         self._clear = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(arena_clear)
+        ctypes.c_void_p.from_address(library.address(ARENA)).value = self._address  # last: __del__ runs where it fails
 
     def __del__(self) -> None:
         self._clear(self._address)

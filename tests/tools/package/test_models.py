@@ -240,3 +240,49 @@ def test_an_exported_program_and_its_file(package, tmp_path):
     same(package(program)(x), model(x))
     torch.export.save(program, tmp_path / "a.pt2")
     same(package(tmp_path / "a.pt2")(x), model(x))
+
+
+class Selected(nn.Module):
+    def forward(self, x):
+        return x[x > 0], x * x.max().item()
+
+
+class Derived(nn.Module):
+    def forward(self, x, y):
+        return x[:, : y.shape[0]] + y
+
+
+def test_sizes_that_values_say_and_sizes_made_of_others(package):
+    loaded = package(Selected(), (torch.randn(30),))
+    for x in (torch.randn(30), torch.zeros(30)):
+        same(loaded(x), Selected()(x))
+    half = Dim("half", max=40)
+    loaded = package(Derived(), (torch.randn(3, 8), torch.randn(4)), dynamic_shapes=({1: 2 * half}, {0: half}))
+    same(loaded(torch.ones(3, 20), torch.ones(10)), torch.full((3, 10), 2.0))
+    with pytest.raises(CallError, match="argument 'x', dimension 1, is 21; it should be 20"):
+        loaded(torch.ones(3, 21), torch.ones(10))
+
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float64, torch.uint8, torch.int64, torch.bool, torch.complex64]
+
+
+class Weighted(nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.register_buffer("weight", weight)
+
+    def forward(self, x):
+        return torch.where(x == x, x, self.weight), self.weight
+
+
+@pytest.mark.spread
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_weights_of_every_type(package, dtype):
+    weight = (3 * torch.randn(3, 4)).to(dtype)
+    same(package(Weighted(weight), (weight.clone(),))(weight), Weighted(weight)(weight))
+
+
+def test_weights_of_odd_layouts(package):
+    views = torch.randn(4, 3).t(), torch.randn(10, 8)[2:5, 1:8:2], torch.randn(1, 4).expand(3, 4)
+    for weight in (*views, torch.empty(0, 4), torch.tensor(2.0)):
+        same(package(Weighted(weight), (weight.clone(),))(weight.clone()), (weight.clone(), weight))

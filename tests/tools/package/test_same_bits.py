@@ -1,0 +1,59 @@
+"""Packages of ten models in a process without a compiler: the bits of the compiled model, other sizes as in eager (AOTI-01)."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from package_models import CASES, Kept
+
+import stepwell
+
+pytestmark = pytest.mark.long
+
+LEFT_TO_EAGER = ("lstm",)
+"""What Dynamo does not trace: the package holds the steps of the sequence, the compiled model calls ATen."""
+
+LOAD = """
+import sys, torch, stepwell
+path, inputs, results = sys.argv[1:]
+package = stepwell.load(path)
+assert package.native
+torch.save([package(*args) for args in torch.load(inputs)], results)
+wrong = {"xdsl", "llvmlite", "sympy", "torch._dynamo", "torch._inductor", "triton"} & set(sys.modules)
+assert not wrong, wrong
+"""
+
+
+def elsewhere(path, calls, tmp_path):
+    """The results of calls of a package in a fresh process."""
+    inputs, results = tmp_path / "inputs", tmp_path / "results"
+    torch.save(calls, inputs)
+    subprocess.run([sys.executable, "-c", LOAD, path, inputs, results], check=True)
+    return torch.load(results)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bits_are_those_of_the_compiled_model(name, tmp_path):
+    torch.manual_seed(0)
+    make, args, shapes, more = CASES[name]
+    model, path = make().eval(), tmp_path / "a.stepwell"
+    stepwell.export(model, args, to=path, dynamic_shapes=shapes, targets=["cpu-native"])
+    first, *others = elsewhere(path, [args, *more], tmp_path)
+    if name not in LEFT_TO_EAGER:
+        torch._dynamo.reset()
+        with torch.no_grad():
+            want = torch.compile(model, backend="stepwell", dynamic=shapes is not None)(*args)
+        torch.testing.assert_close(first, want, atol=0, rtol=0)
+    for got, given in zip([first, *others], [args, *more], strict=True):
+        with torch.no_grad():
+            torch.testing.assert_close(got, model(*given), atol=2e-5, rtol=1e-4)
+
+
+def test_a_cache_that_the_model_keeps(tmp_path):
+    torch.manual_seed(0)
+    model, path = Kept().eval(), tmp_path / "a.stepwell"
+    calls = [(torch.randn(1, 1, 64), torch.tensor([k])) for k in range(4)]
+    stepwell.export(model, calls[0], to=path)
+    for got, args in zip(elsewhere(path, calls, tmp_path), calls, strict=True):
+        torch.testing.assert_close(got, model(*args).detach(), atol=2e-5, rtol=1e-4)
