@@ -79,7 +79,7 @@ class Copier:
         for old, result in zip(op.results, new.results, strict=True):
             values[old] = result
             if old._name is not None:
-                result._name = self._names.get(old._name)
+                result.name_hint = self._names.get(old._name)  # without the number behind it, which the printer gives
         for region, made in zip(op.regions, regions, strict=True):
             for source, target in zip(region.blocks, made.blocks, strict=True):
                 for inner in source.ops:
