@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from ...errors import StepwellError
 from ...targets.package.format import PackageFile
+
+log = logging.getLogger("stepwell")
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,11 @@ def plans_of(file: PackageFile, entries: Sequence[str]) -> list[PlanFacts]:
         return found
     for entry in entries:
         if any(s.name == f"{entry}/mem" for s in file.of_kind("ir")):
-            found += [_plan(entry, target, text, file.path) for target, text in ir_text(file, entry, "mem")]
+            for target, text in ir_text(file, entry, "mem"):
+                try:
+                    found.append(_plan(entry, target, text, file.path))
+                except StepwellError as error:  # of another release: the rest of the file can be shown
+                    log.warning("no plan of '%s' for %s: %s", entry, target, error)
     return found
 
 

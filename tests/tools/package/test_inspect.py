@@ -137,3 +137,12 @@ def test_samples_are_run(file, tmp_path, capsys):
         write_package(tmp_path / "wrong", sections, package.index.notes, "0")
     assert inspect.main([str(tmp_path / "wrong"), "--verify"]) == 2
     assert "its code for cpu-v3 is wrong on this machine: result 0 of 'forward' is off by " in capsys.readouterr().err
+
+
+def test_random_numbers_have_no_samples(tmp_path, capsys):
+    """A dropout that does nothing is none."""
+    x = torch.randn(8, 8)
+    for rate, expected in ((0.5, "there are no sample inputs"), (0.0, "by its code for cpu-v3")):
+        path = tmp_path / str(rate)
+        stepwell.export(lambda x, rate=rate: torch.dropout(x, rate, True) * 2, (x,), to=path, targets=["cpu-v3"])
+        assert shown(capsys, str(path), "--verify").endswith(f"{expected}\n")
