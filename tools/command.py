@@ -22,7 +22,9 @@ COMMANDS = {
     "reduce": Command("reduce.main:main", "the smallest graph or IR file that still fails"),
     "fuzz": Command("fuzz.__main__:main", "random programs against eager and the interpreters"),
     "export": Command("package.main:main", "a model as one file that runs without a compiler"),
-    "inspect": Command("package.inspect:main", "what a package holds: signature, kernels, memory, bytes; what differs between two"),
+    "inspect": Command(
+        "package.inspection.inspect:main", "what a package holds: signature, kernels, memory, bytes; what differs between two"
+    ),
     "cache": Command("cache.cache:main", "what is kept on disk: show, trim, clear, export, import"),
     "bench": Command("bench.main:main", "time, bytes and memory against eager and Inductor"),
     "opt": Command("opt.main:main", "run passes on IR of any level, the same as opt-tool"),

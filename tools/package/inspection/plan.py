@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from ...errors import StepwellError
-from ...targets.package.format import PackageFile
+from ....errors import StepwellError
+from ....targets.package.format import PackageFile
 
 log = logging.getLogger("stepwell")
 
@@ -35,7 +35,7 @@ LEVELS = ("import", "nd", "loop", "mem", "cpu", "tt", "host")
 
 def ir_text(file: PackageFile, entry: str, level: str) -> list[tuple[str, str]]:
     """The IR of an entry point at a level, as (target, text): of each target that has one of its own. PackageError where there is none."""
-    from .code import read_ir
+    from ..code import read_ir
 
     name = f"{entry}/{level}"
     found = [s for s in file.of_kind("ir") if s.name == name]
@@ -64,14 +64,14 @@ def plans_of(file: PackageFile, entries: Sequence[str]) -> list[PlanFacts]:
 def _plan(entry: str, target: str, text: str, place: str) -> PlanFacts:
     from xdsl.dialects.func import FuncOp
 
-    from ...dialects import mem
-    from ...dialects.expr.syntax import ExprAttr
-    from ...passes.analysis.symbols import symbol_hints
-    from ...passes.cost.machine import machine_of
-    from ...passes.mem.arena.peak import memory_over_time, value_of
-    from ..backend.compile_graph import context
-    from ..compiled.step_price import step_cost
-    from ..ir_parser import parse_file
+    from ....dialects import mem
+    from ....dialects.expr.syntax import ExprAttr
+    from ....passes.analysis.symbols import symbol_hints
+    from ....passes.cost.machine import machine_of
+    from ....passes.mem.arena.peak import memory_over_time, value_of
+    from ...backend.compile_graph import context
+    from ...compiled.step_price import step_cost
+    from ...ir_parser import parse_file
 
     module, _ = parse_file(text, f"{place}, IR of {entry} for {target}", context())
     func = next(op for op in module.body.block.ops if isinstance(op, FuncOp) and not op.is_declaration)

@@ -11,7 +11,7 @@ from torch import nn
 import stepwell
 from stepwell.targets.package.format import Section, open_package, write_package
 from stepwell.targets.package.signature import Weights
-from stepwell.tools.package import inspect
+from stepwell.tools.package.inspection import inspect
 
 
 class Net(nn.Module):

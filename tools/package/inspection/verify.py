@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...targets.package.errors import PackageError
-from ...targets.package.format import PackageFile
-from ...targets.package.signature import Signature
+from ....targets.package.errors import PackageError
+from ....targets.package.format import PackageFile
+from ....targets.package.signature import Signature
 
 
 def verify(file: PackageFile) -> Iterator[str]:
@@ -17,8 +17,8 @@ def verify(file: PackageFile) -> Iterator[str]:
     if not file.of_kind("samples-table"):
         yield "there are no sample inputs"
         return
-    from ...targets.package.load import load_file
-    from .samples import judged
+    from ....targets.package.load import load_file
+    from ..samples import judged
 
     signature: Signature = file.load(Signature, "signature")
     tried = 0

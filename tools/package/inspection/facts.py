@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...targets.package.format import PackageFile, Section
-from ...targets.package.programs import ProgramRecord
-from ...targets.package.signature import EntryPoint, Leaf, Signature, SizeRange, Weights
-from ...targets.package.trees import Tree
+from ....targets.package.format import PackageFile, Section
+from ....targets.package.programs import ProgramRecord
+from ....targets.package.signature import EntryPoint, Leaf, Signature, SizeRange, Weights
+from ....targets.package.trees import Tree
 
 _GPU_LAUNCH = re.compile(r"\.launcher\.launch\((\d+),")
 

@@ -17,8 +17,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
-from ...targets.package.errors import PackageError
-from ...targets.package.format import PackageFile, open_package
+from ....targets.package.errors import PackageError
+from ....targets.package.format import PackageFile, open_package
 from .compare import differences
 from .facts import Facts, facts_of
 from .plan import PlanFacts, ir_text, plans_of

@@ -1,0 +1,1 @@
+"""What a package holds, shown, compared and tried."""
