@@ -192,7 +192,7 @@ def _cell(ours: float | None, theirs: float | None, scale: float) -> str:
 
 
 def _number(n: float | None) -> str:
-    return "-" if n is None else f"{n:.3g}"
+    return "-" if n is None else f"{n:.0f}" if n >= 1000 else f"{n:.3g}"
 
 
 if __name__ == "__main__":
