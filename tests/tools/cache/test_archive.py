@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import shutil
 import time
 
 import pytest
@@ -104,6 +106,27 @@ def test_foreign_and_damaged_files(root, tmp_path):
     with pytest.raises(PackageError, match="section objects 'b2.o' is damaged"):
         import_cache(tmp_path / "there", file)
     assert not (tmp_path / "there").exists()
+
+
+def test_any_damage_is_found_or_harmless(root, tmp_path):
+    """A byte that is another one: an error before anything is written, or, between sections, the same entries."""
+    file, there = tmp_path / "c", tmp_path / "there"
+    export_cache(root, file)
+    whole = file.read_bytes()
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    draw = random.Random(seed)
+    for _ in range(200):
+        place = draw.randrange(len(whole))
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << draw.randrange(8))]) + whole[place + 1 :])
+        try:
+            import_cache(there, file)
+        except PackageError:
+            assert not there.exists()
+            continue
+        for entry in ("graphs/a1", "objects/b2.o", "constants/c3", "kernels/d4.cubin"):
+            assert (there / entry).read_bytes() == (root / entry).read_bytes()
+        shutil.rmtree(there)
 
 
 def test_the_commands(root, tmp_path, capsys, monkeypatch):
