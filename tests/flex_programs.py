@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch.nn.attention.experimental._paged_attention import PagedAttention
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
 
@@ -143,12 +144,43 @@ def with_sums() -> Program:
     return Program(function, lambda q, k, v: exact(q, k, v, sums=True), heads())
 
 
+def pages(queries: int, count: int, shared: int) -> Program:
+    """PagedAttention: keys and values lie in pages of one cache; lists have the numbers of pages. In doubles: as if they lay in a row."""
+    lengths, page, width = [70, 33, 128], 32, 32
+    paged = PagedAttention(16, page, 3, device="cpu")
+    for stop in (32, 64, 128):  # pages of one sequence lie apart
+        for b, n in enumerate(lengths):
+            paged.reserve(torch.tensor(b), torch.tensor(min(stop, -(-n // page) * page)))
+    q, k, v = heads(queries, 128, width, count=count, shared=shared, batch=3)
+    caches = [numbers(1, shared, 16 * page, width, seed=3 + n) for n in range(2)]
+    for b, n in enumerate(lengths):
+        paged.assign(torch.tensor([b]), torch.arange(n)[None], k[b : b + 1, :, :n], v[b : b + 1, :, :n], *caches)
+    ends = torch.tensor(lengths)
+    first = ends - 1 if queries == 1 else torch.zeros(3, dtype=torch.long)
+
+    def seen(b, h, i, j):
+        return (i + first[b] >= j) & (j < ends[b])
+
+    mask = create_block_mask(seen, 3, 1, queries, 128, device="cpu", BLOCK_SIZE=(min(queries, 32), page))
+    physical = paged.convert_logical_block_mask(mask, torch.arange(3), ends)
+    score = paged.get_score_mod(lambda s, b, h, i, j: s + j * 0.01, ends)
+    want = exact(q, k, v, score=lambda s, b, h, i, j: torch.where(seen(b, h, i, j), s + j * 0.01, -math.inf))
+    return Program(
+        lambda q, k, v: flex_attention(q, k, v, score_mod=score, block_mask=physical, enable_gqa=count != shared),
+        lambda q, k, v: want,
+        (q, *caches),
+        trains=False,
+    )
+
+
 PROGRAMS: dict[str, Callable[[], Program]] = {
     "lists": lambda: by_lists(full=False),
     "lists, full and causal": lambda: by_lists(causal),
     "lists for all heads, shared keys": lambda: by_lists(causal, batch=1, count=1, of={"count": 4, "shared": 2}),
     "lists that are inputs": lists_that_are_inputs,
     "blocks of two lengths": blocks_of_two_lengths,
+    "pages, prompts": lambda: pages(96, 2, 2),
+    "pages, decoding": lambda: pages(1, 8, 2),
     "documents": documents,
     "rows that see nothing": lambda: masked(lambda b, h, i, j: i >= j + 40),
     "logarithm of the sums": with_sums,

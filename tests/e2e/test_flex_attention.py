@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.attention.flex_attention as flex
 from flex_programs import PROGRAMS, Program, exact, lists, numbers
-from torch.nn.attention.experimental._paged_attention import PagedAttention
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 import stepwell
@@ -17,7 +16,7 @@ import stepwell
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("fresh", "trainable")]
 
 
-FEW = ("lists, full and causal", "table by distance", "one captured number", "logarithm of the sums")
+FEW = ("lists, full and causal", "pages, decoding", "table by distance", "one captured number", "logarithm of the sums")
 """Programs of the usual tests; the others are long."""
 
 
@@ -86,32 +85,6 @@ def test_places_behind_the_end_of_a_list_say_nothing():
         torch._dynamo.reset()
     torch.testing.assert_close(*found, rtol=0, atol=0)
     assert errors(found[:1], [exact(q, k, v, mask=mask(0, 2))])[0] < 1e-6
-
-
-@pytest.mark.parametrize("queries", [1, 64])
-def test_pages(queries):
-    """PagedAttention: keys and values lie in pages; lists have the numbers of pages."""
-    lengths, page, width = [70, 33, 64], 16, 16
-    paged = PagedAttention(14, page, 3, device="cpu")
-    for stop in (32, 96):
-        for b, n in enumerate(lengths):
-            paged.reserve(torch.tensor(b), torch.tensor(min(stop, -(-n // page) * page)))
-    q, k, v = numbers(3, 2, queries, width), numbers(3, 2, 96, width, seed=1), numbers(3, 2, 96, width, seed=2)
-    caches = [numbers(1, 2, 14 * page, width, seed=3 + n) for n in range(2)]
-    for b, n in enumerate(lengths):
-        paged.assign(torch.tensor([b]), torch.arange(n)[None], k[b : b + 1, :, :n], v[b : b + 1, :, :n], *caches)
-    ends = torch.tensor(lengths)
-    first = ends - 1 if queries == 1 else torch.zeros(3, dtype=torch.long)
-
-    def seen(b, h, i, j):
-        return (i + first[b] >= j) & (j < ends[b])
-
-    mask = create_block_mask(seen, 3, 1, queries, 96, device="cpu", BLOCK_SIZE=(min(queries, 32), page))
-    physical = paged.convert_logical_block_mask(mask, torch.arange(3), ends)
-    score = paged.get_score_mod(lambda s, b, h, i, j: s + j * 0.01, ends)
-    got = torch.compile(lambda q, k, v: flex_attention(q, k, v, score_mod=score, block_mask=physical), backend="stepwell")(q, *caches)
-    want = exact(q, k, v, score=lambda s, b, h, i, j: torch.where(seen(b, h, i, j), s + j * 0.01, -math.inf))
-    assert errors([got], [want])[0] < 1e-6
 
 
 def test_other_lengths_need_no_new_graph():

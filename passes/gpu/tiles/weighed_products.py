@@ -11,17 +11,19 @@ loops and values along none of them, the last one has the rows.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects import arith
+from xdsl.dialects.builtin import i1
 from xdsl.ir import Attribute, SSAValue
 
 from ....dialects import loop
-from ....dialects.expr import free_dims
+from ....dialects.expr import Add, free_dims
 from ....dialects.expr.ranges import RangeEnv, range_of
 from ....dialects.nd.types import element_bytes
 from ...analysis.accesses.varying import Varying, is_straight
-from ...analysis.listed_terms import is_list, listed_blocks, rows_of_block
+from ...analysis.listed_terms import block_of, is_list, listed_blocks, rows_of_block
 from ...analysis.needed_terms import needed_terms
 from ...analysis.nest_access import Loop, NestAccess, Node
 from ...analysis.schedule_attrs import fix
@@ -99,23 +101,43 @@ def weighed_product(info: NestAccess) -> WeighedProduct | None:
 
 def as_weighed(nest: loop.NestOp, symbols: RangeEnv) -> tuple[NestAccess, WeighedProduct | None]:
     """The product of weights and rows that a nest is, with its analysis. Where what the weights are computed from is the same for blocks of
-    rows and of terms (a table of blocks), the loops run as they are written: split into blocks they would be no rows and no terms."""
+    rows and of terms (a table of blocks), loops run as they are written: split into blocks they would be no rows and no terms. All do, or
+    those of the sum alone, where the rows that all would give have blocks of their own (keys that batches share)."""
     info = NestAccess(nest, symbols)
     if (found := weighed_product(info)) is not None:
         return info, found
-    before = [(op, dict(op.attributes), dict(op.properties)) for op in (nest, *_reductions(nest))]
-    for op, _, _ in before:
+    sums = [op for op in nest.block.ops if isinstance(op, loop.ReduceOp)]
+    before = [(op, dict(op.attributes), dict(op.properties)) for op in (nest, *sums)]
+    kept: tuple[NestAccess, WeighedProduct] | None = None
+    for fixed in ((nest, *sums), sums):
+        _restore(before)
+        for op in fixed:
+            fix(op)
+        info = NestAccess(nest, symbols)
+        found = weighed_product(info)
+        if found is not None and _share_tables(info, found):
+            return info, found
+        if found is not None and kept is None:
+            kept = info, found
+    _restore(before)
+    if kept is None:
+        return info, None
+    for op in (nest, *sums):
         fix(op)
-    info = NestAccess(nest, symbols)
-    found = weighed_product(info)
-    if found is None:
-        for op, attributes, properties in before:
-            op.attributes, op.properties = attributes, properties
-    return info, found
+    return kept
 
 
-def _reductions(nest: loop.NestOp) -> list[loop.ReduceOp]:
-    return [op for op in nest.block.ops if isinstance(op, loop.ReduceOp)]
+def _restore(before: Sequence[tuple[loop.NestOp | loop.ReduceOp, dict[str, Attribute], dict[str, Attribute]]]) -> None:
+    for op, attributes, properties in before:
+        op.attributes, op.properties = dict(attributes), dict(properties)
+
+
+def _share_tables(info: NestAccess, found: WeighedProduct) -> bool:
+    """Whether rows, by blocks, read the same of tables of conditions."""
+    rows = found.rows.dim
+    loads = [op for op in info.access if isinstance(op, loop.LoadOp) and op.result.type == i1]
+    terms = [e for op in loads for v in [info.access[op].offset] for e in (v.terms if isinstance(v, Add) else ((v, 1),))]
+    return all(rows not in free_dims(e) or block_of(e, rows) is not None for e, _ in terms)
 
 
 def _weighed(info: NestAccess, op: loop.ReduceOp) -> tuple[list[tuple[SSAValue, SSAValue]], SSAValue | None]:

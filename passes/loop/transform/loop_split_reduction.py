@@ -201,7 +201,7 @@ class _Split:
         part = list(made.indices[loops:])
         reduced = self._reduce_part(length, part, values)
         at.place(reduced)
-        if is_fixed(self.reduce):
+        if is_fixed(self.reduce) and is_fixed(self.nest):
             fix(made)
         place: list[Expr] = [dim(k) for k in range(len(sizes))]
         if not part:

@@ -14,7 +14,7 @@ from stepwell.tools.interpret.target import InterpretedTarget
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-FEW = ("lists, full and causal", "lists for all heads, shared keys")
+FEW = ("lists, full and causal", "pages, decoding", "lists for all heads, shared keys")
 """Programs of the usual tests; the others are long."""
 
 
