@@ -156,7 +156,10 @@ def _scores(
 
 
 def _listed(lists: BlockLists, seen: Tensor, scores: Tensor) -> Tensor:
-    """What the lists and the function let see."""
+    """What the lists and the function let see: for one batch or head where they say the same of all."""
+    for axis in range(seen.dim()):
+        if seen.stride(axis) == 0:
+            seen = seen.narrow(axis, 0, 1)
     listed = _in_list(lists, lists.kv_num_blocks, lists.kv_indices, scores)
     seen = torch.logical_and(listed, seen)
     if lists.full_kv_num_blocks is None or lists.full_kv_indices is None:
