@@ -2,6 +2,8 @@
 
     s = q k^T; m = max f(s); e = exp(f(s) - m); l = sum e; o = (e / l) v
 
+Weights that are no softmax are computed again as well: of products, element by element.
+
 On a GPU a kernel makes the result and stores no score (`gpu-carry-softmax`), if forward has to save none. So what is saved is q, k and v,
 which are shorter, the result, and m and l of each row. torch's partitioner never repeats a product by itself; a policy of its tells it to.
 """
@@ -37,12 +39,16 @@ def recompute_scores(gm: GraphModule, backward: Collection[Node], by_element: Ca
     """Have torch's partitioner put what scores and weights of attention are computed by into the backward graph; gives of how many.
     Softmaxes are spelled out by then."""
     marked = 0
-    for power in gm.graph.find_nodes(op="call_function", target=aten.exp.default):
-        found = None if power in backward or value_of(power).device.type not in DEVICES else _attention(power, backward, by_element)
-        if found is None or not any(u in backward for node in found for u in readers(node)):
+    powers = gm.graph.find_nodes(op="call_function", target=aten.exp.default)
+    products = [node for target in _PRODUCTS for node in gm.graph.find_nodes(op="call_function", target=target)]
+    for node, find in (*((node, _attention) for node in powers), *((node, _weights) for node in products)):
+        if node in backward or value_of(node).device.type not in DEVICES:
             continue
-        for node in found:
-            node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+        found = find(node, backward, by_element)
+        if found is None or not any(u in backward for one in found for u in readers(one)):
+            continue
+        for one in found:
+            one.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
         marked += 1
     return marked
 
@@ -60,21 +66,38 @@ def _attention(power: Node, backward: Collection[Node], by_element: Callable[[No
         return None
     if top.args[1:] not in (([-1], True), ([value_of(power).dim() - 1], True)):
         return None
+    rows = {top, *(u for u in power.users if u.target is aten.sum.dim_IntList and u.args[0] is power)}
+    return _recomputed(power, rows, backward, by_element)
+
+
+def _weights(scores: Node, backward: Collection[Node], by_element: Callable[[Node], bool]) -> set[Node] | None:
+    """What computes weights element by element from products, where what weighs rows is their only use in forward (a sigmoid for a softmax,
+    a linear attention)."""
+    if not is_product(scores) or "recompute" in scores.meta:
+        return None
+    read = sum(value_of(n).numel() for n in scores.all_input_nodes)
+    return _recomputed(scores, set(), backward, by_element) if statically_known_true(value_of(scores).numel() > read) else None
+
+
+def _recomputed(power: Node, rows: set[Node], backward: Collection[Node], by_element: Callable[[Node], bool]) -> set[Node] | None:
+    """What computes scores and weights, of which `power` are some, where a product that weighs rows is their only other use in forward than
+    numbers of `rows`."""
 
     def follows(node: Any) -> bool:
         known = isinstance(node, Node) and (node.target in VIEWS or node.target in _COPIES or by_element(node))
         return known and node not in backward and _has_all(node, power)
 
-    before = _closure([power], lambda node: (n for n in node.all_input_nodes if follows(n) or _is_product(n, power)))
-    after = _closure([power], lambda node: filter(follows, node.users))
+    after = _closure([power, *filter(follows, power.users)], lambda node: filter(follows, node.users))
+    start = after if power.target in _PRODUCTS else [power]
+    before = _closure(start, lambda node: (n for n in node.all_input_nodes if follows(n) or _is_product(n, power)))
     weighed = [u for node in after for u in node.users if u.target in _PRODUCTS and u not in backward and u.args[0] is node]
     scores = [node for node in before if node.target in _PRODUCTS]
     known = {*before, *after}
     others = {u for node in known for u in node.users if u not in known and _is_read(u, backward)}
-    rows = {u for u in others if u is top or (u.target is aten.sum.dim_IntList and u.args[0] is power)}
     lengths = [value_of(op.all_input_nodes[0]).shape[-1] for op in scores] + [value_of(op).shape[-1] for op in weighed]
     short = all(isinstance(n, int) and n <= MAX_WEIGHED_ELEMENTS for n in lengths)
-    if len(weighed) != 1 or not scores or not short or others != {*rows, weighed[0]} or any("recompute" in n.meta for n in known):
+    alone = len(weighed) == 1 and {weighed[0]} <= others <= {*rows, weighed[0]}
+    if not alone or not scores or not short or any("recompute" in n.meta for n in known):
         return None
     sizes = value_of(power).shape[-2:]
     few = all(isinstance(n, int) for n in sizes) and sizes[0] * sizes[1] < MIN_GPU_SCORES

@@ -16,7 +16,7 @@ from xdsl.dialects import arith
 from xdsl.ir import Operation, SSAValue
 
 from ....dialects import loop
-from ....dialects.expr import Dim
+from ....dialects.expr import Dim, free_dims
 from ....dialects.expr.ranges import RangeEnv
 from ...analysis.reduction_kinds import Cursor
 from ...cost.contraction_price import MAX_JOINED_COLUMNS, MAX_WEIGHED_ELEMENTS
@@ -146,10 +146,13 @@ def _weighs(load: loop.LoadOp) -> bool:
 
 
 def _adds(load: loop.LoadOp) -> bool:
-    """Whether a load stands in a nest that is sums of what depends on it."""
+    """Whether a load stands in a nest that adds up matrices of what depends on it."""
     reduce = load.parent_op()
     nest = None if reduce is None else reduce.parent_op()
     if not isinstance(reduce, loop.ReduceOp) or not isinstance(nest, loop.NestOp) or not nest.results:
+        return False
+    matrix = {load.index_operands[d.index] for e in load.index_map.results[-2:] for d in free_dims(e)}
+    if any(index in matrix for index in reduce.indices):
         return False
     return [op for op in nest.block.ops if isinstance(op, loop.LoopLike)] == [reduce] and set(reduce.kind_names) == {"sum"}
 

@@ -19,6 +19,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from ....dialects import nd
 from ....dialects.expr import product
 from ....dialects.expr.ranges import RangeEnv, range_of
+from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.pointwise import PointwiseOp
 from ....dialects.nd.types import element_bytes, tensor_type
 from ...cost.contraction_price import MAX_JOINED_COLUMNS, MAX_WEIGHED_ELEMENTS, WEIGHED_ROWS, Weighing, rate_name
@@ -114,6 +115,30 @@ def _work(kernel: Sequence[WeighedRows], hints: Mapping[str, int]) -> Weighing:
     columns, kind = sum(one.count(hints)[1] for one in kernel), tensor_type(op.result).element_type
     batch, terms = prod(size(n, hints) for n in tensor_type(op.result).dims[:-2]), size(tensor_type(op.lhs).dims[-1], hints)
     return Weighing(batch, kernel[0].count(hints)[0], terms, depth, columns, rate_name(kind), element_bytes(kind), float(moved))
+
+
+def turn_products(one: CarriedWeights) -> bool:
+    """Have each product of a group weigh rows from the left, %w^T %u for (%u^T %w)^T: those by the same weights are then one kernel. Whether
+    that changed something."""
+    turned = [rows.op for rows in one.weighed if rows.side == 1]
+    for op in turned:
+        *batch, rows, columns = tensor_type(op.result).dims
+        views = [_transposed(op.rhs), _transposed(op.lhs)]
+        made = nd.MatmulOp.new([view.result for view in views], tensor_type(op.result).with_dims((*batch, columns, rows)), **op.properties)
+        back = _transposed(made.result)
+        assert (block := op.parent) is not None
+        block.insert_ops_before([*views, made, back], op)
+        made.result.name_hint = op.result.name_hint
+        op.result.replace_all_uses_with(back.result)
+        op.detach()
+        op.erase()
+    return bool(turned)
+
+
+def _transposed(x: SSAValue) -> nd.PermuteOp:
+    *batch, rows, columns = tensor_type(x).dims
+    order = (*range(len(batch)), len(batch) + 1, len(batch))
+    return nd.PermuteOp.new((x,), tensor_type(x).with_dims((*batch, columns, rows)), dims=IntsAttr.get(order))
 
 
 def carried_weights(products: Collection[nd.MatmulOp], symbols: RangeEnv) -> Iterator[CarriedWeights]:

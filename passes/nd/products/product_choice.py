@@ -38,7 +38,7 @@ from ...cost.library_cost import bytes_of, size
 from ...cost.machine import Gpu
 from ...cost.machine.gpu import HALF_BYTES, VECTOR_BYTES
 from .carried_scores import SHARED, CarriedScores, carried_scores, exact_factors
-from .carried_weights import CarriedWeights, carried_weights
+from .carried_weights import CarriedWeights, carried_weights, turn_products
 from .convolution_nests import is_depthwise, no_product, no_windows, read_once, reads_elements, sizes_of
 from .factor_types import HALVES, WIDE, FactorTypes
 from .grouped_products import GroupedProduct
@@ -129,7 +129,7 @@ class ProductChooser:
         """What may be one kernel has the same batch dimensions."""
         while True:
             possible = [op for op in _products(func) if self.may_be_scores(op)]
-            one = next((one for one in self._carried(possible) if share_batches(one.scores, one.products)), None)
+            one = next((one for one in self._carried(possible) if share_batches(one.scores, one.products) or _turned(one)), None)
             if one is None:
                 return
 
@@ -226,6 +226,10 @@ class ProductChooser:
         if is_few(work) or wide.tile == narrow.tile:
             return ""
         return f", a thread keeps {work.held} numbers of each element, so that a program has {narrow.tile[0]} x {narrow.tile[1]} of them"
+
+
+def _turned(one: CarriedScores | CarriedWeights) -> bool:
+    return isinstance(one, CarriedWeights) and turn_products(one)
 
 
 def _rows_are_odd(x: SSAValue) -> bool:
