@@ -31,6 +31,7 @@ _PRODUCTS = (aten.mm.default, aten.bmm.default)
 _RESHAPES = (
     aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.permute.default, aten.transpose.int, aten.unsqueeze.default,
 )  # fmt: skip
+_GATHERS = (aten.index.Tensor, aten.embedding.default)
 _COPIES = (aten.clone.default, aten._to_copy.default, prims.convert_element_type.default)
 _NARROW = (torch.bfloat16, torch.float16)
 
@@ -103,7 +104,15 @@ def _recomputed(power: Node, rows: set[Node], backward: Collection[Node], by_ele
     few = all(isinstance(n, int) for n in sizes) and sizes[0] * sizes[1] < MIN_GPU_SCORES
     operands = [n for op in (*scores, *weighed) for n in op.all_input_nodes if n not in known]
     beside = {n for node in known for n in node.all_input_nodes} - known
-    return None if few else known.union(_reshaped(operands, backward), *map(_of_nothing, beside))
+    places = (place for node in beside for place in _places(node))
+    return None if few else known.union(_reshaped(operands, backward), *map(_of_nothing, (*beside, *places)))
+
+
+def _places(node: Node) -> list[Node]:
+    """Where what is added to scores is read from a table, or a view of that."""
+    while node.target in (*VIEWS, *_COPIES):
+        node = node.all_input_nodes[0]
+    return node.all_input_nodes[1:] if node.target in _GATHERS else []
 
 
 def _of_nothing(node: Node) -> set[Node]:

@@ -118,8 +118,8 @@ def _work(kernel: Sequence[WeighedRows], hints: Mapping[str, int]) -> Weighing:
 
 
 def turn_products(one: CarriedWeights) -> bool:
-    """Have each product of a group weigh rows from the left, %w^T %u for (%u^T %w)^T: those by the same weights are then one kernel. Whether
-    that changed something."""
+    """Have each product of a group weigh rows from the left, %w^T %u for (%u^T %w)^T: those by the same weights are then one kernel.
+    Whether that changed something."""
     turned = [rows.op for rows in one.weighed if rows.side == 1]
     for op in turned:
         *batch, rows, columns = tensor_type(op.result).dims

@@ -34,6 +34,15 @@ def cross(q, k, v):
     return torch.softmax(products(q, k).float().masked_fill(~there, -1e9) / 8, -1).to(v.dtype) @ v
 
 
+def sigmoid(q, k, v):
+    return torch.sigmoid(products(q, k).float() / 8 - 6).to(v.dtype) @ v
+
+
+def squared(q, k, v):
+    """No normalisation."""
+    return (torch.relu(products(q, k) / 8).square() / LENGTH) @ v
+
+
 @pytest.fixture
 def lowered_graphs(monkeypatch):
     """The graphs that were compiled, as a GPU would have them, at the level of loops."""
@@ -58,7 +67,7 @@ def lowered_graphs(monkeypatch):
     return lowered
 
 
-PROGRAMS = [softcap, causal, alibi, distances, by_hand, lowest, window, merged_heads, additive, cross]
+PROGRAMS = [softcap, causal, alibi, distances, by_hand, lowest, window, merged_heads, additive, cross, sigmoid, squared]
 
 
 @pytest.mark.parametrize("function", PROGRAMS, ids=lambda f: f.__name__)

@@ -45,6 +45,22 @@ def einsum(q, k, v):
     return torch.einsum("bhij,bhjd->bihd", weights, v).flatten(2)
 
 
+def sigmoid(q, k, v):
+    return torch.sigmoid(products(q, k).float() - 3).to(v.dtype) @ v
+
+
+def linear(q, k, v):
+    seen = torch.arange(ROWS)[:, None] >= torch.arange(TERMS)
+    return (products(q, k) * 0.125 * seen).to(v.dtype) @ v
+
+
+def table(q, k, v):
+    """Places of a table are computed again, too."""
+    places = torch.arange(ROWS)[:, None] - torch.arange(TERMS) + TERMS
+    slopes = q.float().mean((0, 2)).T.repeat(8, 1)
+    return torch.softmax(products(q, k).float() * 0.125 + slopes[places].permute(2, 0, 1), -1).to(v.dtype) @ v
+
+
 def weights_too(q, k, v):
     weights = torch.softmax(products(q, k).float(), -1)
     return weights.to(v.dtype) @ v, weights
@@ -82,7 +98,7 @@ def step(function, args, compiled):
     return *found, *torch.autograd.grad(sum(x.float().square().sum() for x in found), args)
 
 
-@pytest.mark.parametrize("function", [softcap, causal, alibi, by_hand, einsum])
+@pytest.mark.parametrize("function", [softcap, causal, alibi, by_hand, einsum, sigmoid, linear, table])
 def test_forward_keeps_no_scores(function, kept):
     args = inputs()
     got = step(function, args, True)
