@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -112,6 +114,20 @@ def test_an_input_that_is_not_read_and_a_result_that_is_there_twice(tmp_path):
     torch.testing.assert_close(got, [x * 2 + 0.5, x * 2 + 0.5, x])
 
 
+def test_the_whole_interface(three):
+    done = run_alone(build(three[0].parent, "three", ROOT / "tests/c_interface.c"))
+    assert (done.returncode, done.stdout) == (0, "good\n"), done.stdout + done.stderr
+
+
+def test_the_header_is_one_of_cplusplus(three, tmp_path):
+    if shutil.which("g++") is None:
+        pytest.skip("there is no C++ compiler")
+    (tmp_path / "use.cpp").write_text('#include "three.h"\nint main() { return three_find("mlp") != three_entry_mlp; }\n')
+    command = ["g++", "-Wall", "-Wextra", "-Werror", f"-I{three[0].parent}", "use.cpp", three[0].parent / "three.o", "-o", "use"]
+    subprocess.run([*command, "-lm", "-lpthread"], cwd=tmp_path, check=True)
+    subprocess.run([tmp_path / "use"], check=True)
+
+
 def test_a_check_of_a_kernel_is_an_error(three):
     program, models = three
     x = torch.tensor([1, 9, 0])
@@ -122,8 +138,6 @@ def test_a_check_of_a_kernel_is_an_error(three):
 
 
 def test_the_object_needs_the_c_library_alone_and_shows_the_interface_alone(three):
-    import subprocess
-
     program, _ = three
     lines = subprocess.run(["nm", str(program.parent / "three.o")], capture_output=True, text=True, check=True).stdout.split("\n")
     shown = {line.split()[-1] for line in lines if " T " in line}
