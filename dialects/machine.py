@@ -23,7 +23,7 @@ MACHINE = "stepwell.machine"
 """The attribute of a module that names its machine."""
 USUAL_GPU = "sm_90"
 """The GPU that is meant where none is named."""
-NUMBERS: Mapping[str, Mapping[str, int]] = {"cpu": {"threads": 1, "library": 0}, "gpu": {"multiprocessors": 1, "device": 0}}
+NUMBERS: Mapping[str, Mapping[str, int]] = {"cpu": {"threads": 1, "library": 0}, "gpu": {"multiprocessors": 1, "device": 0, "library": 0}}
 """Kind of machine -> the numbers that its attribute may hold, each with the least value that it may have. `library` is 0 where nothing of
 torch runs: every operator is computed by code of ours."""
 _NAMES = {"cpu": re.compile("cpu"), "nvidia": re.compile(r"sm_\d{2,3}[af]?"), "amd": re.compile("gfx[0-9a-f]{3,4}")}

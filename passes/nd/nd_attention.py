@@ -281,7 +281,10 @@ class NdAttention(Pass):
         symbols = nd.symbol_ranges(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             if any(isinstance(o, nd.MatmulOp) and recognise(o) for o in func.body.block.ops):
-                rule = gpu_attention if isinstance(machine_of(op), Gpu) else attention
+                gpu = isinstance(machine_of(op), Gpu)
+                if gpu and not has_library(op):
+                    continue  # its loops become one kernel (gpu-carry-softmax)
+                rule = gpu_attention if gpu else attention
                 rewriter = Rewriter(func, {nd.MatmulOp: [rule]}, symbols)  # pyright: ignore[reportArgumentType]
                 rewriter.run()
                 self.statistic("recognised", rewriter.changed.get(rule.__name__, 0))

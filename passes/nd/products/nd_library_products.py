@@ -29,6 +29,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from ....dialects import nd
 from ....dialects.expr import ONE, as_expr, product
+from ....dialects.machine import has_library
 from ....dialects.nd.base import ExprsAttr
 from ....dialects.nd.pointwise import OPS
 from ....dialects.nd.types import FLOATS, tensor_type
@@ -43,7 +44,7 @@ from .convolution_nests import as_product, is_depthwise
 from .factor_types import FactorTypes
 from .grouped_products import as_grouped_terms
 from .joined_factors import as_selection, selected_factors, terms_by_part
-from .nd_small_convolutions import as_windows
+from .nd_small_convolutions import as_windows, without_library
 from .nd_small_products import EXACT, as_terms
 from .pixel_products import convolution_as_product, gradients_as_products
 from .product_choice import Candidate, Choice, ProductChooser, product_and_bias
@@ -179,7 +180,8 @@ class NdLibraryProducts(Pass):
         hints = symbol_hints(op)
         symbols, types = nd.symbol_ranges(op), FactorTypes.of(op)
         scaled: dict[Operation, ScaledProduct] = {}
-        chooser = ProductChooser(machine_of(op, Gpu), hints, symbols, self.library, types, scaled)
+        everything = not has_library(op)
+        chooser = ProductChooser(machine_of(op, Gpu), hints, symbols, "never" if everything else self.library, types, scaled)
         chosen: dict[Operation, Choice] = {}
         joined: set[Operation] = set()
 
@@ -191,12 +193,10 @@ class NdLibraryProducts(Pass):
                 self.remark(op, f"multiplications and a sum: at most {self.short} terms, and rows or columns (short)", "applied")
                 return as_terms(rw, op, bias=bias)
             choice = chosen.get(op)
-            if choice is None:
-                return None
-            if choice.reason:
+            if choice is not None and choice.reason:
                 self.remark(op, str(choice), "applied" if choice.generated else "missed")
-            if not choice.generated:
-                return None
+            if choice is None or not choice.generated:
+                return as_terms(rw, op, bias=bias) if everything else None
             one = scaled.get(op)
             casts = exact_factors(op) if one is None else one.casts
             if casts is not None:
@@ -220,19 +220,19 @@ class NdLibraryProducts(Pass):
             return None if _awaits_bias(found) else own_kernel(rw, found)
 
         def library_product(rw: Rewriter, found: Operation) -> SSAValue | None:
-            return as_call(rw, found, self.part) if isinstance(found, nd.MatmulOp) else None
+            return as_call(rw, found, self.part) if isinstance(found, nd.MatmulOp) and not everything else None
 
         def joined_factor(rw: Rewriter, found: Operation) -> SSAValue | None:
             return as_selection(rw, found) if isinstance(found, nd.CatOp) and found in joined else None
 
         def own_convolution(rw: Rewriter, found: Operation) -> SSAValue | None:
             choice = chosen.get(found)
-            if choice is None or not isinstance(found, nd.ConvOp):
+            if not isinstance(found, nd.ConvOp):
                 return None
-            if choice.reason:
+            if choice is not None and choice.reason:
                 self.remark(found, str(choice), "applied" if choice.generated else "missed")
-            if not choice.generated:
-                return None
+            if choice is None or not choice.generated:
+                return without_library(rw, found, as_windows) if everything else None
             return as_windows(rw, found, contract=True) if is_depthwise(found) else as_product(rw, found)
 
         def grouped_product(rw: Rewriter, found: Operation) -> SSAValue | None:

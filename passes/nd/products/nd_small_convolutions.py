@@ -88,6 +88,10 @@ class SmallConvolutions:
 SMALL = prices("cpu_small_convolutions", SmallConvolutions)
 
 
+Form = Callable[[Rewriter, nd.ConvOp], SSAValue]
+"""What writes a convolution in another way."""
+
+
 def _rule(chosen: set[nd.ConvOp], everything: bool) -> Callable[[Rewriter, Operation], SSAValue | None]:
     def small_convolution(rw: Rewriter, conv: Operation) -> SSAValue | None:
         if not isinstance(conv, nd.ConvOp) or conv not in chosen:
@@ -133,12 +137,19 @@ class NdSmallConvolutions(Pass):
         return pays
 
 
-def without_library(rw: Rewriter, op: nd.ConvOp) -> SSAValue:
-    """A convolution by code of ours, whatever it costs."""
+def cheapest(rw: Rewriter, op: nd.ConvOp) -> SSAValue:
+    """A convolution of the CPU by code of ours: a product of its windows, or sums of them."""
+    return as_patches(rw, op) if is_product(op) else as_windows(rw, op)
+
+
+def without_library(rw: Rewriter, op: nd.ConvOp, form: Form = cheapest) -> SSAValue | None:
+    """A convolution by code of ours, whatever it costs; None for a transposed one that is none."""
     if op.transposed is None:
-        return as_patches(rw, op) if is_product(op) else as_windows(rw, op)
+        return form(rw, op)
+    if not has_plain_form(op):
+        return None
     plain = plain_form(rw, op)
-    made = without_library(rw, plain)
+    made = form(rw, plain)
     plain.drop_all_references()
     return made
 

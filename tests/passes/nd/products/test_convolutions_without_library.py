@@ -59,3 +59,23 @@ def test_one_that_takes_more_than_its_windows_away_stays():
     found.module.attributes[MACHINE] = MachineAttr.get("cpu", library=0)
     run(parse_pipeline("nd-small-convolutions"), found.module, context())
     assert any(isinstance(op, nd.ConvOp) for op in found.module.walk())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_products_and_convolutions_of_a_gpu(dtype):
+    """No call is left, and the values are those of the operators."""
+
+    def function(x, w, b, image, kernel):
+        return torch.addmm(b, x, w), torch.bmm(x[None], w[None]), F.conv2d(image, kernel), F.conv_transpose2d(image, kernel)
+
+    torch.manual_seed(0)
+    shapes = ((65, 129), (129, 70), (70,), (1, 6, 8, 9), (6, 6, 3, 3))
+    given = [(torch.randn(shape) / 4).to(dtype) for shape in shapes]
+    found = import_function(function, *given)
+    found.module.attributes[MACHINE] = MachineAttr.get("sm_90", library=0)
+    run(parse_pipeline("nd-library-products"), found.module, context())
+    found.module.verify()
+    assert not any(isinstance(op, nd.ConvOp | nd.MatmulOp | nd.ExternOp) for op in found.module.walk())
+    want = function(*(x.double() for x in given))
+    tolerance = 2e-2 if dtype is torch.bfloat16 else 1e-4
+    torch.testing.assert_close(tuple(run_nd(found.module, given)), tuple(y.to(dtype) for y in want), atol=tolerance, rtol=tolerance)
