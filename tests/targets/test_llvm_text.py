@@ -62,7 +62,7 @@ def test_every_function_and_every_declaration_is_used():
     for file, text in texts.items():
         for _, name, _ in DEFINED.findall(text):
             mentions = len(re.findall(rf"@{name}\b", everything)) - len(re.findall(rf"^(?:define|declare) .*@{name}\(", everything, re.M))
-            interface = name.removeprefix("model_") in c_runtime.API
+            interface = name.removeprefix("model_") in c_runtime.API + c_runtime.GPU_API
             if not mentions and f'"{name}"' not in python and not (interface or name.startswith("__nv_")):  # those Triton's kernels call
                 dead.append(f"{name_of(file)}: {name}")
         dead += [f"{name_of(file)}: {name}" for _, name, _ in DECLARED.findall(text) if len(re.findall(rf"@{name}\b", text)) < 2]

@@ -1,4 +1,4 @@
-; The functions of the C interface; the header says what they do (tools/package/c_header.py).
+; The functions of the C interface; the header says what they do (tools/package/c/header.py).
 ;
 ; A package is { i32 entries, i32 levels, ptr needs, ptr level names, ptr functions, ptr entries, i64 state bytes, ptr state }: what
 ; processors need for each level, the best one first; the functions of each level, by entry; what the signature says of each entry.
@@ -8,8 +8,14 @@ declare ptr @calloc(i64, i64)
 declare void @free(ptr)
 declare i32 @snprintf(ptr, i64, ptr, ...)
 declare i32 @strcmp(ptr, ptr)
-declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1 immarg)
-declare i64 @stepwell_c_features()
+declare i64 @stepwell_c_features(ptr)
+declare i32 @stepwell_c_begin(ptr)
+declare void @stepwell_c_end(ptr)
+declare i32 @stepwell_c_enter(ptr)
+declare void @stepwell_c_leave(ptr)
+declare i32 @stepwell_c_restore(ptr)
+declare ptr @stepwell_c_memory_of(ptr, ptr, i64)
+declare void @stepwell_c_free(ptr)
 declare ptr @stepwell_c_text(ptr)
 declare ptr @stepwell_c_take(ptr, i64)
 declare void @stepwell_c_drop(ptr)
@@ -18,7 +24,7 @@ declare void @stepwell_c_stop()
 declare void @stepwell_c_forget()
 
 @models = internal global i64 0
-@level_text = internal constant [92 x i8] c"this processor has none of the instruction sets that the model was compiled for, such as %s\00"
+@level_text = internal constant [90 x i8] c"this machine has none of the instruction sets that the model was compiled for, such as %s\00"
 @entry_text = internal constant [47 x i8] c"there is no entry %d: the model has %d of them\00"
 @inputs_text = internal constant [39 x i8] c"%s: expected %d inputs, got %d tensors\00"
 @results_text = internal constant [40 x i8] c"%s: expected %d results, got %d tensors\00"
@@ -27,6 +33,12 @@ declare void @stepwell_c_forget()
 
 ; A new model, or null without memory. What is wrong otherwise is the model's error.
 define ptr @$PREFIX_open() {
+  %model = call ptr @stepwell_c_open(i32 0, ptr null)
+  ret ptr %model
+}
+
+; The same, on a device and a stream.
+define ptr @stepwell_c_open(i32 %device, ptr %stream) {
 entry:
   %model = call ptr @calloc(i64 1, i64 $MODEL_BYTES)
   %none = icmp eq ptr %model, null
@@ -37,11 +49,15 @@ count:
   %before = atomicrmw add ptr @models, i64 1 acq_rel
   %levelp = getelementptr i8, ptr %model, i64 8
   store i32 -1, ptr %levelp
+  %devicep = getelementptr i8, ptr %model, i64 $DEVICE_AT
+  store i32 %device, ptr %devicep
+  %streamp = getelementptr i8, ptr %model, i64 $STREAM_AT
+  store ptr %stream, ptr %streamp
   %levelsp = getelementptr i8, ptr @stepwell_c_package, i64 4
   %levels = load i32, ptr %levelsp
   %needsp = getelementptr i8, ptr @stepwell_c_package, i64 8
   %needs = load ptr, ptr %needsp
-  %has = call i64 @stepwell_c_features()
+  %has = call i64 @stepwell_c_features(ptr %model)
   br label %head
 head:
   %k = phi i32 [ 0, %count ], [ %next, %other ]
@@ -59,6 +75,10 @@ other:
   br label %head
 nowhere:
   %text = call ptr @stepwell_c_text(ptr %model)
+  %first = load i8, ptr %text
+  %told = icmp ne i8 %first, 0
+  br i1 %told, label %done, label %tell
+tell:
   %namesp = getelementptr i8, ptr @stepwell_c_package, i64 16
   %names = load ptr, ptr %namesp
   %name = load ptr, ptr %names
@@ -66,16 +86,12 @@ nowhere:
   ret ptr %model
 found:
   store i32 %k, ptr %levelp
-  %statesp = getelementptr i8, ptr @stepwell_c_package, i64 40
-  %bytes = load i64, ptr %statesp
-  %stateless = icmp eq i64 %bytes, 0
-  br i1 %stateless, label %done, label %keep
-keep:
-  %state = call ptr @stepwell_c_take(ptr %model, i64 %bytes)
-  %statep = getelementptr i8, ptr %model, i64 40
-  store ptr %state, ptr %statep
-  %r = call i32 @$PREFIX_reset(ptr %model)
-  br label %done
+  %began = call i32 @stepwell_c_begin(ptr %model)
+  %refused = icmp ne i32 %began, 0
+  br i1 %refused, label %close, label %done
+close:
+  store i32 -1, ptr %levelp
+  ret ptr %model
 done:
   ret ptr %model
 }
@@ -87,12 +103,7 @@ entry:
   br i1 %none, label %end, label %some
 some:
   call void @stepwell_c_drop(ptr %model)
-  %arenap = getelementptr i8, ptr %model, i64 24
-  %arena = load ptr, ptr %arenap
-  call void @free(ptr %arena)
-  %statep = getelementptr i8, ptr %model, i64 40
-  %state = load ptr, ptr %statep
-  call void @free(ptr %state)
+  call void @stepwell_c_end(ptr %model)
   call void @free(ptr %model)
   %before = atomicrmw sub ptr @models, i64 1 acq_rel
   %last = icmp eq i64 %before, 1
@@ -229,7 +240,12 @@ run:
   %functions = load ptr, ptr %functionsp
   %functionp = getelementptr ptr, ptr %functions, i64 %k
   %function = load ptr, ptr %functionp
+  %entered = call i32 @stepwell_c_enter(ptr %model)
+  %outside = icmp ne i32 %entered, 0
+  br i1 %outside, label %nomodel, label %inside
+inside:
   %code = call i32 %function(ptr %model, ptr %inputs, ptr %results, i32 %mode)
+  call void @stepwell_c_leave(ptr %model)
   call void @stepwell_c_drop(ptr %model)
   %failed = icmp ne i32 %code, 0
   br i1 %failed, label %end, label %fine
@@ -255,26 +271,23 @@ define i32 @$PREFIX_run(ptr %model, i32 %which, ptr %inputs, i32 %given, ptr %re
 ; Gives the updated buffers of a model the values that they were exported with.
 define i32 @$PREFIX_reset(ptr %model) {
 entry:
-  %statesp = getelementptr i8, ptr @stepwell_c_package, i64 40
-  %bytes = load i64, ptr %statesp
-  %statep = getelementptr i8, ptr %model, i64 40
-  %state = load ptr, ptr %statep
-  %firstp = getelementptr i8, ptr @stepwell_c_package, i64 48
-  %first = load ptr, ptr %firstp
-  %stateless = icmp eq i64 %bytes, 0
-  br i1 %stateless, label %fine, label %keeps
-keeps:
-  %none = icmp eq ptr %state, null
-  br i1 %none, label %failed, label %copy
-failed:
+  %none = icmp eq ptr %model, null
+  br i1 %none, label %failed, label %ask
+ask:
   %levelp = getelementptr i8, ptr %model, i64 8
-  store i32 -1, ptr %levelp
+  %level = load i32, ptr %levelp
+  %nowhere = icmp slt i32 %level, 0
+  br i1 %nowhere, label %failed, label %enter
+enter:
+  %entered = call i32 @stepwell_c_enter(ptr %model)
+  %outside = icmp ne i32 %entered, 0
+  br i1 %outside, label %failed, label %restore
+restore:
+  %code = call i32 @stepwell_c_restore(ptr %model)
+  call void @stepwell_c_leave(ptr %model)
+  ret i32 %code
+failed:
   ret i32 1
-copy:
-  call void @llvm.memcpy.p0.p0.i64(ptr %state, ptr %first, i64 %bytes, i1 false)
-  br label %fine
-fine:
-  ret i32 0
 }
 
 ; How many threads calls may run on.
@@ -287,7 +300,7 @@ define void @$PREFIX_threads(i32 %count) {
 define internal void @api_delete(ptr %managed) {
   %contextp = getelementptr i8, ptr %managed, i64 48
   %memory = load ptr, ptr %contextp
-  call void @free(ptr %memory)
+  call void @stepwell_c_free(ptr %memory)
   call void @free(ptr %managed)
   ret void
 }
@@ -351,7 +364,7 @@ take:
   %wide = zext i8 %bits to i64
   %each = lshr i64 %wide, 3
   %bytes = mul i64 %elements, %each
-  %memory = call ptr @stepwell_c_take(ptr %model, i64 %bytes)
+  %memory = call ptr @stepwell_c_memory_of(ptr %model, ptr %managed, i64 %bytes)
   store ptr %memory, ptr %managed
   %contextp = getelementptr i8, ptr %managed, i64 48
   store ptr %memory, ptr %contextp

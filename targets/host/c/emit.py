@@ -6,7 +6,7 @@ the model. Tensors are DLPack's. It calls nothing but kernels and its runtime (r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from string import Formatter
 from typing import Any
 
@@ -37,7 +37,7 @@ class CEntryEmitter(Interface):
         for op in checks:
             if op.operands and not isinstance(op.operands[0], BlockArgument):
                 raise self.error(op, "sizes that depend on values are known only after kernels have run")
-            _RULES[type(op)](self, op)
+            getattr(self, _RULES[type(op)])(op)
         self.ranges()
         self.begin()
         for op in self.block.ops:
@@ -45,7 +45,7 @@ class CEntryEmitter(Interface):
                 rule = _RULES.get(type(op))
                 if rule is None:
                     raise self.error(op, f"{op.name} has no place in a program without a library")
-                rule(self, op)
+                getattr(self, rule)(op)
         self._finish_function()
 
     # -- memory and launches -------------------------------------------------------------------------------------------
@@ -71,6 +71,10 @@ class CEntryEmitter(Interface):
         if op.result.type != op.source.type and isinstance(op, host.ViewOp) and offset is not as_expr(0):
             raise self.error(op, "a view of another element type begins behind the first element")
         self.values[op.result] = self.moved(self.values[op.source], offset * element_bytes(op.result.type.element_type))
+
+    def workspace(self, op: host.WorkspaceOp) -> None:
+        """Of a GPU's kernels."""
+        raise self.error(op, "workspaces are for kernels of a GPU")
 
     def launch(self, op: host.LaunchOp) -> None:
         code = self.code
@@ -116,7 +120,7 @@ class CEntryEmitter(Interface):
     def extern(self, op: host.ExternOp) -> None:
         """Copies are ours; everything else is refused."""
         target = op.call.data.target
-        if target in ("aten.clone.default", "aten.copy_.default") and self._copies(op):
+        if target in ("aten.clone.default", "aten.copy_.default") and self.copies(op):
             return
         name = ".".join(target.split(".")[:2])
         raise self.error(
@@ -125,7 +129,8 @@ class CEntryEmitter(Interface):
             "operators that stepwell computes (docs/reference/operators.md)",
         )
 
-    def _copies(self, op: host.ExternOp) -> bool:
+    def copies(self, op: host.ExternOp) -> bool:
+        """Adds a copy; False for what is none."""
         code, tensors = self.code, [v for v in op.inputs if isinstance(v.type, host.TensorType)]
         if any(not has_layout(v) for v in tensors) or len({v.type for v in tensors}) != 1:
             return False
@@ -136,7 +141,7 @@ class CEntryEmitter(Interface):
         from_strides = code.size_words(strides)
         if op.results:
             extent = code.size(extent_bytes(sizes, strides, element))
-            to, to_strides = code.require_memory(code.call("stepwell_c_block", "%model", extent)), from_strides
+            to, to_strides = self.block_of(extent), from_strides
             self.values[op.results[0]] = to
         else:
             target = layout_of(tensors[0])
@@ -162,9 +167,15 @@ class CEntryEmitter(Interface):
         self.unit.functions.append("\n".join([signature, "entry:", *code.allocas, *code.lines, "}", ""]))
 
 
-def emit_c_entry(unit: ModuleText, program: host.ProgramOp, plan: EntryPlan, symbol: str) -> None:
-    """Adds the C entry of `program` to the module's text, under `symbol`. CEntryError for what has none."""
-    CEntryEmitter(unit, program, plan, symbol).run()
+def emit_c_entry(unit: ModuleText, program: host.ProgramOp, plan: EntryPlan, symbol: str, kernels: Mapping[str, Any] | None = None) -> None:
+    """Adds the C entry of `program` to the module's text, under `symbol`. kernels: of a GPU, by name (gpu_entry.py). CEntryError for what
+    has none."""
+    if kernels is None:
+        CEntryEmitter(unit, program, plan, symbol).run()
+    else:
+        from .gpu_entry import GpuEntryEmitter
+
+        GpuEntryEmitter(unit, program, plan, symbol, kernels).run()
     unit.globals += [_messages(unit), f"@{WEIGHTS} = external hidden constant i8"]
 
 
@@ -191,18 +202,20 @@ def _number_text(type: Attribute) -> str:
     return f"i{type.width.data}" if isinstance(type, IntegerType) else "i64"
 
 
-_RULES: dict[type, Callable[[CEntryEmitter, Any], None]] = {
-    host.BindOp: CEntryEmitter.bind,
-    host.AssertOp: CEntryEmitter.check_relation,
-    host.CheckOp: CEntryEmitter.check,
-    host.EmptyOutputOp: CEntryEmitter.empty_output,
-    host.ViewOp: CEntryEmitter.view,
-    host.FromArenaOp: CEntryEmitter.view,
-    host.ArenaPtrOp: CEntryEmitter.arena_ptr,
-    host.ConstantOp: CEntryEmitter.constant,
-    host.LaunchOp: CEntryEmitter.launch,
-    host.PollOp: CEntryEmitter.poll,
-    host.ExternOp: CEntryEmitter.extern,
-    host.ReleaseOp: CEntryEmitter.release,
-    host.ReturnOp: CEntryEmitter.finish,
+_RULES: dict[type, str] = {
+    host.BindOp: "bind",
+    host.AssertOp: "check_relation",
+    host.CheckOp: "check",
+    host.EmptyOutputOp: "empty_output",
+    host.ViewOp: "view",
+    host.FromArenaOp: "view",
+    host.ArenaPtrOp: "arena_ptr",
+    host.WorkspaceOp: "workspace",
+    host.ConstantOp: "constant",
+    host.LaunchOp: "launch",
+    host.PollOp: "poll",
+    host.ExternOp: "extern",
+    host.ReleaseOp: "release",
+    host.ReturnOp: "finish",
 }
+"""Operation -> the method that emits it."""

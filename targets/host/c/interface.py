@@ -20,7 +20,7 @@ from ..entry_code import EntryCode
 from .dtypes import DlpackDevice, DlpackType
 from .layouts import covers, layout_of, returned_value, value_of
 from .plan import CEntryError, EntryPlan, Given, Source, State
-from .runtime import FUNCTIONS, WEIGHTS
+from .runtime import FUNCTIONS, WEIGHTS, placeholders
 from .signature import Value
 from .stores import written
 
@@ -107,8 +107,7 @@ class Interface:
         place = self.places[argument] = code.alloca(f"[{2 * rank + 2} x i64]", 8)
         tensor = code.load(code.at("%inputs", number))
         label = code.text(self.labels[argument])
-        numbers = (str(value.type.word), str(DlpackDevice.cpu.value), str(rank))
-        code.require(code.call("stepwell_c_accept", "%model", tensor, label, *numbers, place))
+        code.require(code.call("stepwell_c_accept", "%model", tensor, label, *self._about(value), place))
         if not host.is_number(argument.type):
             return
         address = code.load(code.at(place, 0))
@@ -125,7 +124,10 @@ class Interface:
             state = self.code.load(self.code.let("getelementptr i8, ptr %model, i64 40"))
             return self.code.let(f"getelementptr i8, ptr {state}, i64 {source.offset}")
         assert not isinstance(source, Given)
-        return self.code.let(f"getelementptr i8, ptr @{WEIGHTS}, i64 {source.offset}")
+        if self.plan.device == "cpu":
+            return self.code.let(f"getelementptr i8, ptr @{WEIGHTS}, i64 {source.offset}")
+        weights = self.code.load(self.code.let(f"getelementptr i8, ptr %model, i64 {placeholders('')['WEIGHTS_AT']}"))
+        return self.code.let(f"getelementptr i8, ptr {weights}, i64 {source.offset}")
 
     # -- sizes ---------------------------------------------------------------------------------------------------------
 
@@ -151,7 +153,7 @@ class Interface:
         sizes, strides = op.sizes.data, op.strides.data
         layout = code.size_words(sizes), code.size_words(strides)
         extent = code.size(extent_bytes(sizes, strides, element))
-        copied = "0" if op.source in self.written else str(element)
+        copied = "0" if op.source in self.written or self.plan.device != "cpu" else str(element)
         label, place = code.text(self.labels[op.source]), self.places[op.source]
         code.require(code.call("stepwell_c_check", "%model", label, str(len(sizes)), place, *layout, extent, copied))
         self.values[op.source] = code.load(code.at(place, 2 * len(sizes) + 1))
@@ -227,7 +229,11 @@ class Interface:
             self.values[op.result] = code.load(code.at(place, 2 * rank + 1))
             return
         bytes = code.size(extent_bytes(sizes, op.strides.data, element_bytes(op.result.type.element_type)))
-        self.values[op.result] = code.require_memory(code.call("stepwell_c_block", "%model", bytes))
+        self.values[op.result] = self.block_of(bytes)
+
+    def block_of(self, bytes: str) -> str:
+        """Memory until the end of the call."""
+        return self.code.require_memory(self.code.call("stepwell_c_block", "%model", bytes))
 
     def finish(self, op: host.ReturnOp) -> None:
         code = self.code
@@ -235,8 +241,12 @@ class Interface:
             value = returned_value(self.plan, op, k)
             source = self._returned(op, op.template.data.args[wanted.value])
             layout = code.size_words(value.sizes), code.size_words(value.strides)
-            rank, element = str(len(value.sizes)), str(value.type.value[1] // 8)
-            code.call("stepwell_c_deliver", self.targets[k], rank, source, *layout, element)
+            rank, element = len(value.sizes), value.type.value[1] // 8
+            if value.device is DlpackDevice.cpu:
+                code.call("stepwell_c_deliver", self.targets[k], str(rank), source, *layout, str(element))
+                continue
+            extent = code.size(extent_bytes(value.sizes, value.strides, element))
+            code.require(code.call("stepwell_c_gpu_copy", "%model", code.load(code.at(self.targets[k], 2 * rank)), source, extent))
         if self.polls:
             code.call("stepwell_c_unlock")
         code.do("ret i32 0")

@@ -8,7 +8,7 @@ from ....dialects import host
 from ....dialects.expr import Expr
 from ....dialects.nd.call_args import Arg
 from ..emit import extent_bytes
-from .dtypes import DlpackType, dlpack_type
+from .dtypes import DlpackDevice, DlpackType, dlpack_type
 from .plan import CEntryError, EntryPlan
 from .signature import Value, number_type
 
@@ -37,14 +37,14 @@ def value_of(value: SSAValue, name: str, plan: EntryPlan) -> Value:
     """What the signature says of a value of the program. CEntryError for what has no name in DLPack."""
     if host.is_number(value.type):
         return Value(name, number_type(value.type), (), ())
-    if not isinstance(value.type, host.TensorType) or value.type.device.data != "cpu":
-        raise CEntryError(f"entry '{plan.name}': {name} is {value.type}, and a C interface takes tensors of the CPU and numbers")
+    if not isinstance(value.type, host.TensorType) or value.type.device.data.partition(":")[0] != plan.device:
+        raise CEntryError(f"entry '{plan.name}': {name} is {value.type}, and its C interface takes tensors of '{plan.device}' and numbers")
     try:
         layout = layout_of(value)
     except KeyError:
         raise CEntryError(f"entry '{plan.name}': the sizes of {name} are not known") from None
     kind = dlpack_type(value.type.element_type, f"entry '{plan.name}', {name}")
-    return Value(name, kind, tuple(layout.sizes.data), tuple(layout.strides.data))
+    return Value(name, kind, tuple(layout.sizes.data), tuple(layout.strides.data), DlpackDevice[plan.device])
 
 
 def returned_value(plan: EntryPlan, op: host.ReturnOp, k: int) -> Value:

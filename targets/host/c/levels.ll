@@ -38,7 +38,7 @@ none:
 }
 
 ; Level 3 (bit 0) is AVX2, FMA, F16C, BMI, BMI2 and LZCNT; level 4 (bit 1) is that and AVX512 F, DQ, CD, BW, VL.
-define i64 @stepwell_c_features() {
+define i64 @stepwell_c_features(ptr %model) {
 entry:
   %most = call i64 @cpuid(i32 0, i32 0, i32 0)
   %old = icmp ult i64 %most, 7

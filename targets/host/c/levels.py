@@ -1,7 +1,9 @@
-"""The levels of instruction sets that an object may hold code for; which one runs is chosen when a model is opened."""
+"""The levels that an object may hold code for, instruction sets of processors or capabilities of GPUs; which one runs is chosen when a
+model is opened."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ...cpu.features import Target, target
@@ -11,20 +13,32 @@ LEVELS = {"cpu-v4": ("avx512", 3), "cpu-v3": ("avx2", 1), "cpu-v1": ("generic-ss
 """Level, the best one first -> the name of its instruction set (targets/cpu/features.py), and the bits of what it needs (levels.ll)."""
 
 
-def ordered(names: tuple[str, ...]) -> list[str]:
-    """Levels from best to least. CEntryError for a name that is none."""
-    unknown = [name for name in names if name not in LEVELS]
+def ordered(names: Sequence[str]) -> list[str]:
+    """Levels from best to least. CEntryError for a name that is none, and for processors and GPUs together."""
+    gpus = sorted((name for name in names if name.startswith("sm_")), key=capability, reverse=True)
+    unknown = [name for name in names if name not in LEVELS and name not in gpus]
     if unknown or not names:
         wrong = f"there is no level {unknown[0]!r}" if unknown else "no level is named"
-        raise CEntryError(f"{wrong}; levels are {', '.join(LEVELS)}")
-    return [name for name in LEVELS if name in names]
+        raise CEntryError(f"{wrong}; levels are {', '.join(LEVELS)}, and capabilities of GPUs (sm_80, sm_90)")
+    if gpus and len(gpus) < len(names):
+        raise CEntryError("an object is for processors or for GPUs, not for both")
+    return gpus or [name for name in LEVELS if name in names]
+
+
+def capability(name: str) -> int:
+    """The capability of a GPU by its name, 90 for sm_90. CEntryError for a name that is none."""
+    number = name.removeprefix("sm_")
+    if not number.isdecimal():
+        raise CEntryError(f"there is no GPU {name!r} (sm_80, sm_90)")
+    return int(number)
 
 
 def target_of_level(name: str) -> Target:
-    """What code of a level is generated for: without the vector functions that torch brings."""
-    return replace(target(LEVELS[name][0]), vector_library=False)
+    """What code of a level is generated for, without the vector functions that torch brings: what launches kernels of a GPU runs on every
+    x86-64."""
+    return replace(target(LEVELS[name if name in LEVELS else "cpu-v1"][0]), vector_library=False)
 
 
-def needs(name: str) -> int:
-    """The bits of what a level needs."""
-    return LEVELS[name][1]
+def needs(names: Sequence[str]) -> list[int]:
+    """The bits of what each level needs: of a GPU one of its own (gpu.ll)."""
+    return [LEVELS[name][1] if name in LEVELS else 1 << k for k, name in enumerate(names)]

@@ -11,6 +11,7 @@ from xdsl.dialects.builtin import ModuleOp
 from ....errors import CompileError
 
 if TYPE_CHECKING:
+    from ...triton.kernels import GpuKernel
     from .signature import Value
 
 
@@ -57,7 +58,8 @@ class EntryPlan:
     """One entry: a module down to its host program, and how its values meet the caller's.
 
     arguments: of the program, in order. constants: by the number of `host.constant`. ranges: lowest and highest value (None: any) of size
-    symbols. unused: inputs that the program does not take, by number; they are not looked at."""
+    symbols. device: where the program computes, "cpu" or "cuda"; kernels: those of the latter. unused: inputs that the program does not
+    take, by number; they are not looked at."""
 
     name: str
     module: ModuleOp
@@ -65,4 +67,6 @@ class EntryPlan:
     constants: Sequence[Weight | State] = ()
     results: Sequence[Result] = ()
     ranges: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+    device: str = "cpu"
+    kernels: Sequence[GpuKernel] = ()
     unused: Mapping[int, Value] = field(default_factory=dict)

@@ -88,10 +88,16 @@ where:
   %hasdevice = load i32, ptr %devicep
   %numberp = getelementptr i8, ptr %tensor, i64 12
   %number = load i32, ptr %numberp
-  %samedevice = icmp eq i32 %hasdevice, %device
+  %ownp = getelementptr i8, ptr %model, i64 $DEVICE_AT
+  %own = load i32, ptr %ownp
+  %samekind = icmp eq i32 %hasdevice, %device
+  %samenumber = icmp eq i32 %number, %own
+  %onhost = icmp eq i32 %device, 1
+  %anywhere = or i1 %samenumber, %onhost
+  %samedevice = and i1 %samekind, %anywhere
   br i1 %samedevice, label %what, label %elsewhere
 elsewhere:
-  %e1 = call i32 (ptr, i64, ptr, ...) @snprintf(ptr %text, i64 $ERROR_BYTES, ptr @device_text, i32 %device, i32 0, i32 %hasdevice, i32 %number, ptr %label)
+  %e1 = call i32 (ptr, i64, ptr, ...) @snprintf(ptr %text, i64 $ERROR_BYTES, ptr @device_text, i32 %device, i32 %own, i32 %hasdevice, i32 %number, ptr %label)
   ret i32 1
 what:
   %typep = getelementptr i8, ptr %tensor, i64 20
@@ -273,6 +279,9 @@ memory:
   %code = call i32 @stepwell_c_memory(ptr %model, ptr %label, i32 %rank, ptr %place)
   ret i32 %code
 apart:
+  %onhost = icmp eq i32 %device, 1
+  br i1 %onhost, label %other, label %failed
+other:
   %block = call ptr @stepwell_c_block(ptr %model, i64 %extent)
   %none = icmp eq ptr %block, null
   br i1 %none, label %failed, label %use
@@ -358,8 +367,12 @@ none:
 fill:
   %devicep = getelementptr i8, ptr %tensor, i64 8
   store i32 %device, ptr %devicep
+  %ownp = getelementptr i8, ptr %model, i64 $DEVICE_AT
+  %own = load i32, ptr %ownp
+  %onhost = icmp eq i32 %device, 1
+  %number = select i1 %onhost, i32 0, i32 %own
   %numberp = getelementptr i8, ptr %tensor, i64 12
-  store i32 0, ptr %numberp
+  store i32 %number, ptr %numberp
   %rankp = getelementptr i8, ptr %tensor, i64 16
   store i32 %rank, ptr %rankp
   %typep = getelementptr i8, ptr %tensor, i64 20

@@ -8,10 +8,10 @@ level (the runtime, the signature) is code for every x86-64.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llvmlite import binding
 
@@ -23,15 +23,18 @@ from ...cpu.library import module_of, spec_of
 from .dtypes import DlpackType
 from .emit import emit_c_entry
 from .layouts import returned_value, value_of
-from .levels import needs, ordered, target_of_level
+from .levels import capability, needs, ordered, target_of_level
 from .plan import EntryPlan, Given
-from .runtime import API, PACKAGE, WEIGHTS, runtime_text
+from .runtime import API, GPU_API, PACKAGE, WEIGHTS, runtime_text
 from .signature import Signature, SignatureText
 
+if TYPE_CHECKING:
+    from ...triton.kernels import GpuKernel
+
 ALLOWED = frozenset((
-    "__tls_get_addr", "aligned_alloc", "calloc", "free", "getpid", "memcpy", "memmove", "memset", "pthread_cond_broadcast",
-    "pthread_cond_wait", "pthread_create", "pthread_join", "pthread_mutex_lock", "pthread_mutex_trylock", "pthread_mutex_unlock",
-    "sched_getaffinity", "snprintf", "strcmp", "syscall",
+    "__tls_get_addr", "aligned_alloc", "calloc", "dlopen", "dlsym", "free", "getpid", "memcpy", "memmove", "memset",
+    "pthread_cond_broadcast", "pthread_cond_wait", "pthread_create", "pthread_join", "pthread_mutex_lock", "pthread_mutex_trylock",
+    "pthread_mutex_unlock", "sched_getaffinity", "snprintf", "strcmp", "syscall",
 ))  # fmt: skip
 """What an object may need of the C library, functions of mathematics aside."""
 
@@ -55,14 +58,16 @@ def signature_of(plan: EntryPlan) -> Signature:
 class Unit:
     """Modules of LLVM that become one object."""
 
-    def __init__(self, name: str, levels: tuple[str, ...] = ("cpu-v3",)):
+    def __init__(self, name: str, levels: Sequence[str] = ("cpu-v3",)):
         self.name = name
         self.levels = ordered(levels)
+        self.device = "cuda" if self.levels[0].startswith("sm_") else "cpu"
         binding.initialize_native_target()
         binding.initialize_native_asmparser()  # for the section of the weights, and for instructions without an intrinsic
         self._module: Any = self._parse(f'target triple = "{target("generic-sse").triple}"\n')
         self._library: dict[str, list[str]] = {}
         """The functions of products and attention that are linked, and what they keep."""
+        self._kernels: list[GpuKernel] = []
 
     def _parse(self, text: str) -> Any:
         try:
@@ -82,7 +87,10 @@ class Unit:
         """Add the entry and the kernels of a plan, for a level."""
         wanted = target_of_level(level)
         unit = emit_kernels(plan.module, wanted)
-        emit_c_entry(unit, program_of(plan.module), plan, symbol)
+        first = len(self._kernels)
+        self._kernels += plan.kernels
+        kernels = {kernel.name: (first + k, kernel) for k, kernel in enumerate(plan.kernels)}
+        emit_c_entry(unit, program_of(plan.module), plan, symbol, kernels if self.device == "cuda" else None)
         self._link(unit.text(), [symbol])
         for called in unit.declarations:
             if called not in self._library and (spec := spec_of(called)) is not None:
@@ -90,15 +98,16 @@ class Unit:
                 self._library[called] = _KEPT.findall(text)
                 self._link(_KEPT.sub(r"@\1 = global", text))
 
-    def build(self, plans: Sequence[EntryPlan], weights: Path | None, state_bytes: int) -> bytes:
-        """The object: all entries for all levels. weights: a file; updated buffers begin as its first `state_bytes`."""
+    def build(self, plans: Mapping[str, Sequence[EntryPlan]], weights: Path, state_bytes: int) -> bytes:
+        """The object: for each level all entries, in the same order. weights: a file; updated buffers begin as its first `state_bytes`."""
         symbols: list[str] = []
         for level in self.levels:
-            for plan in plans:
+            for plan in plans[level]:
                 symbols.append(f"{self.name}_{level.replace('-', '_')}_{len(symbols)}")
                 self.entry(plan, level, symbols[-1])
-        self._link(self._package([signature_of(plan) for plan in plans], symbols, state_bytes))
-        self._link(runtime_text(self.name))
+        signatures = [signature_of(plan) for plan in plans[self.levels[0]]]
+        self._link(self._package(signatures, symbols, weights.stat().st_size, state_bytes))
+        self._link(runtime_text(self.name, self.device))
         self._hide()
         text = str(self._module) + _weights(weights)
         module = self._parse(text)
@@ -107,34 +116,58 @@ class Unit:
         _check_symbols(code)
         return code
 
-    def _package(self, signatures: Sequence[Signature], symbols: Sequence[str], state_bytes: int) -> str:
+    def _package(self, signatures: Sequence[Signature], symbols: Sequence[str], weight_bytes: int, state_bytes: int) -> str:
         text = SignatureText()
         entries = text.entries(signatures)
         names = [text.text(level) for level in self.levels]
         kept = [one for found in self._library.values() for one in found]
         n = len(self.levels)
         functions = ", ".join(f"ptr @{symbol}" for symbol in symbols)
+        capabilities = ", ".join(f"i32 {capability(level)}" for level in self.levels) if self.device == "cuda" else ""
+        types = "i32, i32, ptr, ptr, ptr, ptr, i64, ptr, ptr, i64, i64, ptr"
+        table = _kernel_table(self._kernels, text)
         return "\n".join([
             f"@{WEIGHTS} = external hidden constant i8",
             *text.globals,
             *(f"declare i32 @{symbol}(ptr, ptr, ptr, i32)" for symbol in symbols),
             *(f"@{one} = external global ptr" for one in kept),
             "declare void @free(ptr)",
-            f"@stepwell_c_needs = internal constant [{n} x i64] [{', '.join(f'i64 {needs(level)}' for level in self.levels)}]",
+            f"@stepwell_c_needs = internal constant [{n} x i64] [{', '.join(f'i64 {bits}' for bits in needs(self.levels))}]",
+            f"@stepwell_c_capabilities = internal constant [{n if capabilities else 0} x i32] [{capabilities}]",
+            table,
             f"@stepwell_c_levels = internal constant [{n} x ptr] [{', '.join(f'ptr {name}' for name in names)}]",
             f"@stepwell_c_functions = internal constant [{len(symbols)} x ptr] [{functions}]",
-            f"@{PACKAGE} = hidden constant {{ i32, i32, ptr, ptr, ptr, ptr, i64, ptr }} {{ i32 {len(signatures)}, i32 {n}, "
+            f"@{PACKAGE} = hidden constant {{ {types} }} {{ i32 {len(signatures)}, i32 {n}, "
             "ptr @stepwell_c_needs, ptr @stepwell_c_levels, ptr @stepwell_c_functions, "
-            f"ptr {entries}, i64 {state_bytes}, ptr @{WEIGHTS} }}",
+            f"ptr {entries}, i64 {state_bytes}, ptr @{WEIGHTS}, "
+            f"ptr @stepwell_c_capabilities, i64 {weight_bytes}, i64 {len(self._kernels)}, ptr @stepwell_c_kernels }}",
             _type_names(text), _forget(kept),
         ])  # fmt: skip
 
     def _hide(self) -> None:
         """Nothing but the interface can be seen from outside."""
-        interface = {f"{self.name}_{function}" for function in API}
+        interface = {f"{self.name}_{function}" for function in (*API, *GPU_API)}
         for value in (*self._module.functions, *self._module.global_variables):
             if not value.is_declaration and value.name not in interface:
                 value.linkage = "internal"
+
+
+def _kernel_table(kernels: Sequence[GpuKernel], names: SignatureText) -> str:
+    """The variants of kernels of a GPU, in the order of gpu.ll; one that is the first again has its code."""
+    codes: dict[bytes, str] = {}
+    lines: list[str] = []
+    rows: list[str] = []
+    for kernel in kernels:
+        for addresses, sizes in ((True, True), (False, False), (True, False)):
+            binary = kernel.variant(addresses, sizes)
+            if binary.code not in codes:
+                codes[binary.code] = f"@stepwell_c_code{len(codes)}"
+                escaped = "".join(f"\\{byte:02X}" for byte in binary.code)
+                lines.append(f'{codes[binary.code]} = internal constant [{len(binary.code)} x i8] c"{escaped}", align 64')
+            name = names.text(binary.name)
+            rows.append(f"{{ ptr, ptr, i64, i64 }} {{ ptr {codes[binary.code]}, ptr {name}, i64 {binary.threads}, i64 {binary.shared} }}")
+    table = f"@stepwell_c_kernels = internal constant [{len(rows)} x {{ ptr, ptr, i64, i64 }}] [{', '.join(rows)}]"
+    return "\n".join([*lines, table])
 
 
 def _for_target(text: str, wanted: Target) -> str:
@@ -162,11 +195,11 @@ def _forget(kept: Sequence[str]) -> str:
     return "\n".join(["define void @stepwell_c_forget() {", *lines, "  ret void", "}"])
 
 
-def _weights(file: Path | None) -> str:
+def _weights(file: Path) -> str:
     """The weights as a section of their own, at a page of memory, which the system maps when it loads the program."""
     lines = [
         f'.section .rodata.{WEIGHTS},"a",@progbits', ".p2align 12", f"{WEIGHTS}:",
-        f'.incbin "{file}"' if file is not None else ".zero 64", ".p2align 6", ".text",
+        f'.incbin "{file}"', ".p2align 6", ".text",
     ]  # fmt: skip
     return "".join(f'\nmodule asm "{line.replace(chr(92), chr(92) * 2).replace(chr(34), chr(92) + "22")}"' for line in lines) + "\n"
 
