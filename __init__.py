@@ -20,7 +20,7 @@ _PUBLIC: dict[str, str] = {
     "counters": ".tools.compiled.counters",
     "export": ".tools.package.export",
     "explain": ".tools.explain.main",
-    "export_c": ".tools.package.c_export",
+    "export_c": ".tools.package.c.export",
     "find_fault": ".tools.check.find_fault",
     "load": ".targets.package.load",
     "list_mode_options": ".tools.options.options",

@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _export_c(given: argparse.Namespace) -> list[Path]:
-    from .c_export import LEVELS, export_c
+    from .c.export import LEVELS, export_c
 
     if given.model.endswith(".pt2"):
         from torch.export import load

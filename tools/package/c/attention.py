@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ...targets.host.c.plan import CEntryError
+from ....targets.host.c.plan import CEntryError
 
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 GENERATED = (torch.float32, torch.bfloat16, torch.float16)

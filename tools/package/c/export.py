@@ -15,12 +15,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ... import __version__
-from ...errors import CompileError
-from ...targets.host.c.unit import Unit, signature_of
-from .c_entries import Entries
-from .c_header import c_header
-from .export import programs_of
+from .... import __version__
+from ....errors import CompileError
+from ....targets.host.c.levels import ordered
+from ....targets.host.c.unit import Unit, signature_of
+from ..export import programs_of
+from .entries import Entries
+from .header import c_header
 
 LEVELS = ("cpu-v3", "cpu-v4")
 """What code is made for unless something else is asked for."""
@@ -44,20 +45,21 @@ def export_c(
     buffers that they update. levels: the instruction sets that there is code for; the best one that the processor has is chosen when a
     model is opened. Raises PackageError for what torch cannot export, CEntryError for an operator that only the library has, sizes that
     depend on values, a device that is not the CPU, and ValueError for a name that is none in C."""
-    entries = Entries()
+    chosen = ordered(levels)
+    entries = Entries(on_gpu=chosen[0].startswith("sm_"))
     for entry, program in programs_of(model, tuple(args), kwargs or {}, dynamic_shapes).items():
         entries.add(entry, program)
-    plans = entries.plans()
+    plans = entries.plans(chosen)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    unit = Unit(name, tuple(levels))
+    unit = Unit(name, chosen)
     with tempfile.TemporaryDirectory() as scratch:
         weights = Path(scratch) / "weights"
         state_bytes = entries.write_weights(weights)
         code = unit.build(plans, weights, state_bytes)
     files = [folder / f"{name}.o", folder / f"{name}.h"]
     files[0].write_bytes(code)
-    files[1].write_text(c_header(name, [signature_of(plan) for plan in plans], __version__))
+    files[1].write_text(c_header(name, [signature_of(plan) for plan in plans[chosen[0]]], __version__, unit.device))
     if shared:
         files.append(folder / f"{name}.so")
         link_shared(files[0], files[2])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ...targets.host.c.signature import Signature, Value
+from ....targets.host.c.signature import Signature, Value
 
 _TYPES = """
 #ifndef STEPWELL_C_TYPES
@@ -19,7 +19,7 @@ typedef DLDataType stepwell_dtype;
 typedef DLTensor stepwell_tensor;
 typedef DLManagedTensor stepwell_managed_tensor;
 #else
-typedef struct { int32_t device_type, device_id; } stepwell_device; /* 1: CPU */
+typedef struct { int32_t device_type, device_id; } stepwell_device; /* 1: CPU, 2: a GPU */
 typedef struct { uint8_t code, bits; uint16_t lanes; } stepwell_dtype; /* STEPWELL_FLOAT32 and the like */
 /* A tensor: DLPack's DLTensor. Strides count elements; NULL: rows follow each other. */
 typedef struct {
@@ -121,8 +121,18 @@ void NAME_threads(int32_t count);
 """
 
 
-def c_header(name: str, signatures: Sequence[Signature], version: str) -> str:
-    """The text of `name`.h."""
+_GPU_FUNCTIONS = """
+/* A model on another device than 0, and a stream (CUstream, cudaStream_t) of its primary context; NAME_open takes the default stream.
+   Calls return when their work is in the stream. Inputs and results lie on the device; their strides must be those of the signature. */
+NAME_model *NAME_open_on(int32_t device, void *stream);
+/* The stream of the calls that follow. */
+void NAME_stream(NAME_model *model, void *stream);
+"""
+
+
+def c_header(name: str, signatures: Sequence[Signature], version: str, device: str = "cpu") -> str:
+    """The text of `name`.h; device: "cpu" or "cuda"."""
+    functions = _FUNCTIONS + (_GPU_FUNCTIONS if device == "cuda" else "")
     guard = f"{name.upper()}_H"
     entries = "".join(f"/* {line} */\n" for signature in signatures for line in signature_lines(signature))
     numbers = ", ".join(f"{name}_entry_{_identifier(s.name)} = {k}" for k, s in enumerate(signatures))
@@ -131,7 +141,7 @@ def c_header(name: str, signatures: Sequence[Signature], version: str) -> str:
         f"/* The C interface of the model {name}, written by stepwell {version}. docs/reference/c-interface.md explains it. */\n"
         f"#ifndef {guard}\n#define {guard}\n\n#include <stdint.h>\n{types}\n"
         f'#ifdef __cplusplus\nextern "C" {{\n#endif\n'
-        f"{_FUNCTIONS.replace('NAME', name)}\n"
+        f"{functions.replace('NAME', name)}\n"
         f"/* Entries, what they take -> what they give. */\n{entries}enum {{ {numbers} }};\n"
         f"\n#ifdef __cplusplus\n}}\n#endif\n#endif\n"
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,22 @@ import torch
 from torch.fx import Node
 from xdsl.dialects.builtin import DictionaryAttr, ModuleOp
 
-from ...dialects.expr import Expr, as_expr
-from ...dialects.machine import MACHINE, MachineAttr
-from ...dialects.nd.types import RangeAttr
-from ...lowering.fx.decompositions import decomposition_table
-from ...lowering.sympy_bridge import symint_expr
-from ...passes.manager.pass_manager import Pipeline, run
-from ...targets.host.c.dtypes import DlpackType
-from ...targets.host.c.plan import CEntryError, EntryPlan, Given, Result, Source, State, Weight
-from ...targets.host.c.signature import Value
-from ...targets.host.description import ProgramDescription
-from ..backend.compile_graph import context, lower_graph
-from ..compiled.compiled import CompiledGraph
-from ..options.options import Options
-from .c_attention import spell_out_attention
-from .exported import ExportedGraph, exported_graph
+from ....dialects.expr import Expr, as_expr
+from ....dialects.machine import MACHINE, MachineAttr
+from ....dialects.nd.types import RangeAttr
+from ....lowering.fx.decompositions import decomposition_table
+from ....lowering.sympy_bridge import symint_expr
+from ....passes.manager.pass_manager import Pipeline, run
+from ....targets.host.c.dtypes import DlpackType
+from ....targets.host.c.plan import CEntryError, EntryPlan, Given, Result, Source, State, Weight
+from ....targets.host.c.signature import Value
+from ....targets.host.description import ProgramDescription
+from ...backend.compile_graph import context, lower_graph, take_out
+from ...compiled.compiled import CompiledGraph
+from ...options.options import Options
+from ..exported import ExportedGraph, exported_graph
+from .attention import spell_out_attention
+from .gpu import gpu_kernels
 
 ALIGNMENT = 64
 """Tensors begin at multiples of this many bytes."""
@@ -68,24 +70,29 @@ class Storages:
 class Entries:
     """The entries of one object."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_gpu: bool = False) -> None:
+        self.on_gpu = on_gpu
         self._graphs: list[tuple[ExportedGraph, list[str]]] = []
         self._weights, self._states = Storages(), Storages()
 
     def add(self, name: str, program: Any) -> None:
         """Add an ExportedProgram as an entry. CEntryError for one that has no C interface, PackageError for one that no file can hold."""
         with _without_onednn():
-            graph = exported_graph(name, program, Options())
-            spell_out_attention(graph.gm, decomposition_table())
+            graph = exported_graph(name, program, Options(), for_gpu=self.on_gpu)
+            graph = replace(graph, gm=graph.on("cuda" if self.on_gpu else "cpu"))
+            if not self.on_gpu:
+                spell_out_attention(graph.gm, decomposition_table())
         _set_ranges(graph, program)
         self._graphs.append((graph, _result_names(program)))
 
-    def plans(self) -> list[EntryPlan]:
-        """All entries, compiled. CEntryError for what has no C interface."""
+    def plans(self, levels: Sequence[str]) -> dict[str, list[EntryPlan]]:
+        """All entries, compiled, by level: processors share one program. CEntryError for what has no C interface."""
         for graph, _ in self._graphs:
             for name in graph.updated:
                 self._states.place(graph.tensors[name])
-        return [self._plan(*one) for one in self._graphs]
+        if not self.on_gpu:
+            return dict.fromkeys(levels, [self._plan(*one) for one in self._graphs])
+        return {level: [self._plan(*one, level) for one in self._graphs] for level in levels}
 
     def write_weights(self, file: Path) -> int:
         """Write updated buffers, then weights; gives the bytes of the former."""
@@ -104,10 +111,10 @@ class Entries:
             return State(self._states.place(tensor))
         return Weight(self._states.bytes + self._weights.place(tensor))
 
-    def _plan(self, graph: ExportedGraph, result_names: list[str]) -> EntryPlan:
+    def _plan(self, graph: ExportedGraph, result_names: list[str], level: str | None = None) -> EntryPlan:
         name = graph.point.name
         nodes = [n for n in graph.gm.graph.nodes if n.op == "placeholder"]
-        compiled, module = _compile(graph)
+        compiled, module = _compile(graph, level or "cpu")
         sources: list[Source] = []
         unused: dict[int, Value] = {}
         inputs = 0
@@ -126,7 +133,9 @@ class Entries:
             inputs += 1
         results = [Result(label, _returned(name, label, graph, compiled, k)) for k, label in enumerate(result_names)]
         constants = [self._stored(c) for c in compiled.constants]
-        return EntryPlan(name, module, [sources[k] for k in compiled.inputs], constants, results, _ranges(module), unused)
+        arguments = [sources[k] for k in compiled.inputs]
+        device, kernels = ("cpu", ()) if level is None else ("cuda", gpu_kernels(module, level))
+        return EntryPlan(name, module, arguments, constants, results, _ranges(module), device, kernels, unused)
 
 
 def _returned(entry: str, label: str, graph: ExportedGraph, compiled: CompiledGraph, k: int) -> int:
@@ -182,18 +191,19 @@ def _set_ranges(graph: ExportedGraph, program: Any) -> None:
                 size.node.shape_env.var_to_range.update(ranges)
 
 
-def _compile(graph: ExportedGraph) -> tuple[CompiledGraph, ModuleOp]:
+def _compile(graph: ExportedGraph, machine: str) -> tuple[CompiledGraph, ModuleOp]:
     """The graph down to its host program, for a machine without a library."""
     made: list[ModuleOp] = []
 
     def lower(module: ModuleOp, device: str, options: Options, debug: Any, pipeline: Pipeline, watch: Any = None) -> tuple[Any, bytes, str]:
-        module.attributes[MACHINE] = MachineAttr.get("cpu", library=0)
+        module.attributes[MACHINE] = MachineAttr.get(machine, library=0)
+        take_out(pipeline, ("gpu-tune",))
         run(pipeline, module, context())
         made.append(module)
         return ProgramDescription(name="forward", arguments=0, native=False, python="", python_items=[], messages=[]), b"", ""
 
     examples = [n.meta["val"] for n in graph.gm.graph.nodes if n.op == "placeholder"]
-    compiled = lower_graph(graph.gm, examples, Options(), make=lower)
+    compiled = lower_graph(copy.deepcopy(graph.gm), examples, Options(), make=lower)
     return compiled, made[-1]
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from c_programs import build, call, needs_compiler
 from package_models import CASES, Kept, encoder, mlp
 
-from stepwell.tools.package.c_export import export_c
+from stepwell.tools.package.c.export import export_c
 
 pytestmark = [needs_compiler, pytest.mark.long]
 

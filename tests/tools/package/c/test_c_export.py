@@ -15,10 +15,10 @@ from torch import nn
 from torch.export import Dim
 
 from stepwell.targets.host.c.plan import CEntryError
-from stepwell.tools.package.c_export import export_c
+from stepwell.tools.package.c.export import export_c
 
 pytestmark = needs_compiler
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 class Counter(nn.Module):

@@ -1,0 +1,1 @@
+"""Models as objects and headers for C programs."""
