@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import StepwellError
@@ -30,6 +29,7 @@ from .process import (
     why_not_native,
 )
 from .programs import ProgramRecord, description_of, object_of
+from .schema import changed
 from .signature import EntryPoint, Signature, Target
 from .weights import WeightStore
 
@@ -205,8 +205,8 @@ def _entry(file: PackageFile, signature: Signature, point: EntryPoint, target: T
 
 def _on(point: EntryPoint, device: str) -> EntryPoint:
     """The signature of an entry point whose tensors are on a device."""
-    leaves = tuple(replace(leaf, device=device) if leaf.device else leaf for leaf in point.leaves)
-    return replace(point, leaves=leaves)
+    leaves = tuple(changed(leaf, device=device) if leaf.device else leaf for leaf in point.leaves)
+    return changed(point, leaves=leaves)
 
 
 def _native(file: PackageFile, record: ProgramRecord, name: str, target: Target, store: WeightStore) -> Callable[[list[Any]], list[Any]]:

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import ast
-import operator
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...dialects.support.call_template import Arg, Call, Enum, Obj, is_size
 from ..host.description import Check, Item, Launcher, LibraryCall, ProgramDescription, resolve_operator
 from .errors import PackageError
+from .schema import Record
 
 if TYPE_CHECKING:
     from ...dialects.expr import Expr
 
 
-@dataclass(frozen=True)
-class ItemRecord:
+class ItemRecord(Record):
     """An entry of an object table; value as `encode_leaf` writes it."""
 
     kind: str
     value: Any = None
 
 
-@dataclass(frozen=True)
-class CallRecord:
+class CallRecord(Record):
     """A call of a library operator."""
 
     target: str
@@ -34,8 +30,7 @@ class CallRecord:
     operands: tuple[int | None, ...]
 
 
-@dataclass(frozen=True)
-class BoxRecord:
+class BoxRecord(Record):
     """How a descriptor of a kernel is encoded (targets/triton/boxes.py)."""
 
     element: int
@@ -43,8 +38,7 @@ class BoxRecord:
     sizes: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class DescriptorRecord:
+class DescriptorRecord(Record):
     """A descriptor among the arguments of a kernel (targets/triton/boxes.py)."""
 
     position: int
@@ -52,8 +46,7 @@ class DescriptorRecord:
     bytes: int
 
 
-@dataclass(frozen=True)
-class BinaryRecord:
+class BinaryRecord(Record):
     """A variant of a kernel. section: the name of the section that has its code; shared: bytes of shared memory."""
 
     name: str
@@ -63,8 +56,7 @@ class BinaryRecord:
     boxes: tuple[BoxRecord, ...] = ()
 
 
-@dataclass(frozen=True)
-class KernelRecord:
+class KernelRecord(Record):
     """A kernel for a GPU. binaries: what relies on addresses and sizes that are multiples of 16, on nothing, on addresses alone."""
 
     name: str
@@ -76,8 +68,7 @@ class KernelRecord:
     binaries: tuple[BinaryRecord, BinaryRecord, BinaryRecord]
 
 
-@dataclass(frozen=True)
-class ObjectRecord:
+class ObjectRecord(Record):
     """A Python object that a program calls: an operator of torch, a function of OBJECTS, a formula of numbers, or an assertion with the
     message `name`, that a formula holds (`u0 <= 7`; "": that its argument is true). symbols: the arguments of the formula."""
 
@@ -87,8 +78,7 @@ class ObjectRecord:
     symbols: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(Record):
     """Where an argument of a program comes from: a weight, a leaf of the call's arguments, or a size, an expression of symbols."""
 
     kind: Literal["weight", "input", "size"]
@@ -96,8 +86,7 @@ class Source:
     index: int = 0
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(Record):
     """A result of an entry point: result `index` of the program, a constant, a size, or a weight that it hands on."""
 
     kind: Literal["result", "constant", "size", "input", "weight"]
@@ -105,8 +94,7 @@ class Result:
     value: Any = None
 
 
-@dataclass(frozen=True)
-class ProgramRecord:
+class ProgramRecord(Record):
     """A host program for one target. constants: names of tensors among the weights. symbols: where the value of a size symbol is."""
 
     name: str
@@ -141,6 +129,8 @@ OBJECTS: dict[str, Any] = {"bool": bool, "float": float, "int": int}
 def object_of(record: ObjectRecord) -> Any:
     """What a program calls. PackageError where there is none of that name."""
     if record.kind in ("formula", "assertion"):
+        from .formulas import Assertion, Formula
+
         test = Formula(record.formula, record.symbols) if record.formula else bool
         return Assertion(test, record.name) if record.kind == "assertion" else test
     found = OBJECTS.get(record.name) if record.kind == "function" else None
@@ -152,48 +142,6 @@ def object_of(record: ObjectRecord) -> Any:
     if found is None:
         raise PackageError(f"a program calls {record.kind} '{record.name}', which this process lacks")
     return found
-
-
-class Formula:
-    """A size, or a comparison of two, as a function of the values of its symbols. PackageError for a text that is neither."""
-
-    def __init__(self, text: str, symbols: tuple[str, ...]):
-        self._symbols = symbols
-        try:
-            node = ast.parse(text, mode="eval").body
-            compares = isinstance(node, ast.Compare) and len(node.ops) == 1
-            parts = [node.left, node.comparators[0]] if isinstance(node, ast.Compare) and compares else [node]
-            self._sizes = [_size(part) for part in parts]
-            self._compare = _COMPARISONS[type(node.ops[0])] if isinstance(node, ast.Compare) else None
-        except (KeyError, SyntaxError, ValueError):
-            raise PackageError(f"'{text}' is no formula of sizes") from None
-
-    def __call__(self, *values: Any) -> Any:
-        known = dict(zip(self._symbols, map(int, values), strict=True))
-        numbers = [size_value(size, known) for size in self._sizes]
-        return numbers[0] if self._compare is None else self._compare(*numbers)
-
-
-_COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
-
-
-class Assertion:
-    """Raises RuntimeError with a message where a test of the arguments is false."""
-
-    def __init__(self, test: Callable[..., Any], message: str):
-        self._test = test
-        self._message = message
-
-    def __call__(self, *values: Any) -> None:
-        if not self._test(*values):
-            raise RuntimeError(self._message)
 
 
 def record_of(
@@ -318,9 +266,11 @@ def _float(value: Any) -> float:
 
 def parse_size(text: Any) -> Expr:
     """The size expression that a text such as `2 * s0 // 3` means. ValueError, SyntaxError or TypeError."""
+    from .formulas import size_of
+
     if not isinstance(text, str):
         raise TypeError(text)
-    return _size(ast.parse(text, mode="eval").body)
+    return size_of(text)
 
 
 def size_value(size: Expr, values: Mapping[str, int]) -> int:
@@ -328,33 +278,6 @@ def size_value(size: Expr, values: Mapping[str, int]) -> int:
     from ...dialects.expr import evaluate
 
     return evaluate(size, values)
-
-
-_OPERATORS: dict[type[ast.operator], str] = {ast.FloorDiv: "floordiv", ast.Mod: "mod"}
-
-
-def _size(node: ast.AST) -> Expr:
-    from ...dialects import expr
-
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return expr.as_expr(node.value)
-    if isinstance(node, ast.Name):
-        return expr.sym(node.id)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return _size(node.operand) * -1
-    if isinstance(node, ast.BinOp):
-        left, right = _size(node.left), _size(node.right)
-        if isinstance(node.op, ast.Add):
-            return left + right
-        if isinstance(node.op, ast.Sub):
-            return left - right
-        if isinstance(node.op, ast.Mult):
-            return left * right
-        if type(node.op) in _OPERATORS:
-            return getattr(expr, _OPERATORS[type(node.op)])(left, right)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("min", "max") and not node.keywords:
-        return (expr.minimum if node.func.id == "min" else expr.maximum)(*map(_size, node.args))
-    raise ValueError(f"{ast.unparse(node)} is no size")
 
 
 _LEAVES: dict[str, Any] = {

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .schema import Record
 from .trees import Tree
 
 
-@dataclass(frozen=True)
-class Leaf:
+class Leaf(Record):
     """An argument or a result: a tensor, a number, or a value that the model was exported for (`encode_leaf`).
 
     sizes and strides are numbers or expressions of the entry's symbols; device is torch's name."""
@@ -23,8 +22,7 @@ class Leaf:
     value: Any = None
 
 
-@dataclass(frozen=True)
-class SizeRange:
+class SizeRange(Record):
     """The sizes that a symbol stands for; high is None where there is no bound."""
 
     name: str
@@ -32,8 +30,7 @@ class SizeRange:
     high: int | None = None
 
 
-@dataclass(frozen=True)
-class EntryPoint:
+class EntryPoint(Record):
     """A function of the package. parameters: names of its arguments in order, one for each item of `arguments`; the first `positional`
     may be given by place."""
 
@@ -49,8 +46,7 @@ class EntryPoint:
     """Leaves that a call writes to."""
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(Record):
     """What the code of a package was made for. features: what the CPU must have, as Linux names it; capability: of a GPU, 90 for sm_90, 0
     where kernels run on the CPU; multiprocessors: how many the GPU must have, for kernels whose programs wait for each other."""
 
@@ -60,19 +56,17 @@ class Target:
     multiprocessors: int = 0
 
 
-@dataclass(frozen=True)
-class Signature:
+class Signature(Record):
     """The first thing that is read of a package. targets: best first."""
 
     entries: tuple[EntryPoint, ...]
     targets: tuple[Target, ...]
     handle_offset: int
     """Where a tensor's Python object holds its `at::Tensor`, as the runtime expects it."""
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = {}
 
 
-@dataclass(frozen=True)
-class Tensor:
+class Tensor(Record):
     """A weight: a view of a storage. sizes and strides in elements, offset in elements."""
 
     name: str
@@ -84,16 +78,14 @@ class Tensor:
     kind: Literal["parameter", "buffer", "constant"] = "parameter"
 
 
-@dataclass(frozen=True)
-class Storage:
+class Storage(Record):
     """Bytes of the section of weights."""
 
     offset: int
     size: int
 
 
-@dataclass(frozen=True)
-class Weights:
+class Weights(Record):
     """What is in the section of weights. Tensors that share memory share a storage."""
 
     storages: tuple[Storage, ...]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -190,7 +190,7 @@ def package_sections(graphs: Sequence[ExportedGraph], levels: Sequence[Level], o
         with code.level(level):
             for graph, given in zip(graphs, names, strict=True):
                 compiled = code.compile(graph.on(level.device), options, graph.point.name)
-                record = replace(_record(graph, compiled, given, weights), kernels=code.add_kernels(compiled.description))
+                record = schema.changed(_record(graph, compiled, given, weights), kernels=code.add_kernels(compiled.description))
                 contents.append((Section("program", graph.point.name, 0, 0, "", level.target.name), schema.dump(record)))
                 code.add_object(graph.point.name, compiled.code)
     table, parts = weights.finish()
@@ -213,7 +213,7 @@ def _record(graph: ExportedGraph, compiled: CompiledGraph, names: Mapping[str, s
     constants = [weights.add_constant(value, point) for value in compiled.constants]
     results = tuple(_result(graph, compiled, one) for one in graph.results)
     updates = tuple(names[name] for name in graph.updated)
-    return replace(record_of(compiled.description, tuple(sources), results, tuple(constants), updates), objects=objects)
+    return schema.changed(record_of(compiled.description, tuple(sources), results, tuple(constants), updates), objects=objects)
 
 
 def _result(graph: ExportedGraph, compiled: CompiledGraph, one: int | Leaf) -> Result:

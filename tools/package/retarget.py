@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from xdsl.parser import Parser
@@ -52,10 +51,10 @@ def _sections(
                 record = _record(file, signature, entry.name, level)
                 description, made, _ = code.build(module, record.device, options, entry.name)
                 fresh = record_of(description, record.sources, record.results, record.constants, record.updates)
-                fresh = replace(fresh, objects=record.objects, kernels=code.add_kernels(description))
+                fresh = schema.changed(fresh, objects=record.objects, kernels=code.add_kernels(description))
                 programs.append((Section("program", entry.name, 0, 0, "", level.target.name), schema.dump(fresh)))
                 code.add_object(entry.name, made)
-    changed = replace(signature, targets=tuple(level.target for level in levels))
+    changed = schema.changed(signature, targets=tuple(level.target for level in levels))
     kept = [s for s in file.index.sections if s.kind in ("weights-table", "weights", "samples", "samples-table")]
     head: list[Any] = [(Section("signature", "", 0, 0, ""), schema.dump(changed))]
     for section in kept:
