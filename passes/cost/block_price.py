@@ -30,7 +30,7 @@ class Sums:
     """Products of the same sizes. `row`, `column`: bytes of each term of one of these; `beside`: bytes read and written beside each element
     of the result; `kind`: the type of the factors, as GpuRates names it; `cuts`: how often a block of rows, or of
     columns, is computed once more, with another matrix, by the same program; `share`: of that type's rate; `passes`: how many times what is
-    read counts."""
+    read counts; `lost`: blocks of rows, or of columns, that are more than these fill, because each begins with a matrix."""
 
     rows: int
     columns: int
@@ -44,6 +44,7 @@ class Sums:
     cuts: tuple[int, int] = (0, 0)
     share: float = 1.0
     passes: float = 1.0
+    lost: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def block_ns(work: Sums, block: Block, gpu: Gpu, parts: int = 1) -> tuple[float,
     own = ceil(work.rows / block.rows), ceil(work.columns / block.columns)
     again = 1 if block.lasting else 2  # nothing is under way when a program goes on to another matrix
     rows, columns = (n + again * cuts for n, cuts in zip(own, work.cuts, strict=True))
-    blocks = work.batch * rows * columns * parts
+    blocks = work.batch * (rows + work.lost[0]) * (columns + work.lost[1]) * parts
     steps = ceil(work.terms / parts / block.terms)
     step = block.terms * (block.rows * work.row + block.columns * work.column)
     units = 2.0 * elements * block.terms * work.sums / (rates.tflops[work.kind] * work.share * 1e3 / each_rate)

@@ -30,7 +30,7 @@ from ..cost.library_cost import extern_cost, is_attention, product_sizes
 from ..cost.machine.gpu import Gpu
 from ..cost.nest_cost import Cost as Units
 from .tiles.candidates import read_tile
-from .tiles.product_nests import factors
+from .tiles.product_nests import factors, product_nodes
 from .tiles.rules import choose
 from .tiles.tile import Sizes, Tile, bytes_moved
 
@@ -82,7 +82,7 @@ def _arithmetic(info: NestAccess, tile: Tile, sizes: Sizes, units: Units, gpu: G
     """The products on the units for these, the other floating point operations, and the special functions among them."""
     if not tile.dot:
         return _Matrix(0.0, 0.0), *body_work(info.root.op.regions[0].block, units.trips(info.root.loops), units)
-    nodes = [node for node in info.root.walk() if node is not info.root]
+    nodes = product_nodes(info)
     scores = [node for node in nodes if node.children]
     if scores:  # they stay on chip, between two products
         return _weighed(info, scores[0], tile, sizes, units, gpu)

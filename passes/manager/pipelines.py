@@ -42,8 +42,8 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
             "nd-split-reductions",
         ),
         "loop": (
-            "nd-to-loop", "loop-fuse", "gpu-carry-softmax", "gpu-carry-norms", "loop-fuse-rows{columns-only}", "loop-recompute",
-            "loop-layout", "loop-order",
+            "nd-to-loop", "loop-fuse", "gpu-carry-softmax", "gpu-carry-norms", "gpu-carry-groups", "loop-fuse-rows{columns-only}",
+            "loop-recompute", "loop-layout", "loop-order",
         ),
         "mem": (
             "loop-to-mem", "gpu-parallel-scatter", "gpu-recompute", "gpu-split-rows", "gpu-online-softmax", "gpu-cooperative-rows",

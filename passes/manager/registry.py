@@ -28,6 +28,7 @@ OURS: dict[str, str] = {
     "tt-overlap-launches": "lowering.mem_to_tt.tt_overlap_launches:TtOverlapLaunches",
     "gpu-schedule": "passes.gpu.gpu_schedule:GpuSchedule",
     "gpu-tune": "targets.triton.gpu_tune:GpuTune",
+    "gpu-carry-groups": "passes.gpu.carried.gpu_carry_groups:GpuCarryGroups",
     "gpu-carry-norms": "passes.gpu.carried.gpu_carry_norms:GpuCarryNorms",
     "gpu-carry-softmax": "passes.gpu.gpu_carry_softmax:GpuCarrySoftmax",
     "gpu-online-softmax": "passes.gpu.gpu_online_softmax:GpuOnlineSoftmax",

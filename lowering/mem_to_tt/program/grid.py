@@ -15,10 +15,11 @@ from ....dialects.tt.structure import GetProgramIdOp
 from ....passes.analysis.dependences import memory_of
 from ....passes.gpu.nest_types import UnsupportedNest
 from ....passes.gpu.shared_rows import words_of
-from ....passes.gpu.tiles.product_nests import picked_index
+from ....passes.gpu.tiles.product_nests import picked_index, sorted_rows
 from ....passes.gpu.tiles.rules import has_effect
 from ..carried.term_bounds import longest_first
 from ..exchange import Group, draw
+from .group_blocks import blocks_of_groups, lower_by_group
 from .picked_matrices import lower_by_matrix
 from .reduce import accumulators
 
@@ -34,6 +35,10 @@ class Grid:
 
     def __init__(self, kernel: NestLowering):
         self.kernel, self.tile, self.s = kernel, kernel.tile, kernel.s
+        self.sorted = sorted_rows(self.s.info) if self.tile.dot else None
+        self.sorted_axis = 0
+        self.group_block: SSAValue | None = None
+        """The block of all groups' rows that this program has."""
 
     def run(self) -> Expr:
         """Fill the kernel; how many programs its grid has."""
@@ -45,6 +50,10 @@ class Grid:
         for axis, (loops, block) in enumerate(self.tile.axes):
             total = product(one.size for one in loops)
             blocks = ceildiv(total, block)
+            if self.sorted is not None and tuple(loops) == self.sorted.side:
+                self.sorted_axis = axis
+                axes.append((blocks_of_groups(self.sorted, block), self._take_group_block))
+                continue
             axes.append((blocks, lambda at, a=axis, n=blocks, t=total, ls=loops: s.place(a, longest_first(s, at, n, ls), t, ls)))
         if self.tile.band:
             (rows, place_row), (columns, place_column) = axes
@@ -99,6 +108,9 @@ class Grid:
         place_row(b.add(first, s.b.remainder(within, height)))
         place_column(s.b.quotient(within, height))
 
+    def _take_group_block(self, at: SSAValue) -> None:
+        self.group_block = at
+
     def _part_loops(self) -> int:
         """How many blocks the loops inside have, all together."""
         total = 0
@@ -137,7 +149,9 @@ class Grid:
         again."""
         s = self.s
         if self.tile.coarsening == 1:
-            if self.tile.dot and (picks := picked_index(s.info)) is not None:
+            if self.sorted is not None and self.group_block is not None:
+                lower_by_group(self.kernel, self.sorted, self.sorted_axis, self.group_block)
+            elif self.tile.dot and (picks := picked_index(s.info)) is not None:
                 lower_by_matrix(self.kernel, *picks)
             else:
                 self.kernel.lower_body(self.kernel.nest.block)

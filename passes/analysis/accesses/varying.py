@@ -93,9 +93,10 @@ class Varying:
         return known
 
 
-def is_straight(info: NestAccess, value: SSAValue) -> bool:
-    """Whether a value is computed from loads and indices alone: no loop of the body and no scalar from outside is behind it."""
-    seen: set[SSAValue] = set()
+def is_straight(info: NestAccess, value: SSAValue, known: Collection[SSAValue] = ()) -> bool:
+    """Whether a value is computed from loads, indices and what is `known` alone: no loop of the body and no scalar from outside is behind
+    it."""
+    seen = set(known)
     worklist = [value]
     while worklist:
         one = worklist.pop()

@@ -11,15 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import IntegerType, bf16, f16, f32, f64, i8, i32
+from xdsl.dialects.builtin import IntegerType, bf16, f16, f32, f64, i8, i32, i64
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ....dialects import loop
-from ....dialects.expr import Dim, Expr, free_dims
+from ....dialects.expr import Dim, Expr, free_dims, product
 from ....dialects.support.float8 import FLOAT8, UNIT_FLOAT8, f8e8m0fnu
 from ...analysis.accesses.varying import Varying, is_straight
-from ...analysis.constants import constant_of
+from ...analysis.constants import constant_of, integer_of
 from ...analysis.nest_access import Loop, NestAccess, Node
+from ...analysis.reduction_kinds import CMPI
 
 HALVES = frozenset((bf16, f16))
 EXACT_BITS = 8
@@ -32,6 +33,8 @@ RATES: dict[Attribute, str] = {f32: "f32", f64: "f64", i8: "i8"}
 SUM_RATES: dict[Attribute, str] = {loop.CONTRACTED: "bf16", loop.PARTLY_ROUNDED_SUMS: "f8_f32", loop.ROUNDED_SUMS: "f8"}
 """What the rates of a GPU call products by their factors and by how factors or sums may be rounded."""
 
+
+AT_MOST = CMPI["sle"]
 
 Side = tuple[Loop, ...]
 """Loops of a nest that one factor varies along, and not the other one, in the nest's order."""
@@ -64,13 +67,24 @@ class Factors:
 def product_sides(info: NestAccess) -> list[Side]:
     """The two sides of a nest whose reductions are all products of what varies along one of them by what varies along the other, in the
     nest's order; none for another nest."""
-    nodes = [n for n in info.root.walk() if n is not info.root]
-    found = [factors(info, n) for n in nodes]
+    found = [factors(info, n) for n in product_nodes(info)]
     pairs = {frozenset(f.along) for parts in found for f in parts}
     if not all(found) or len(pairs) != 1 or len({f.picked for parts in found for f in parts} - {None}) > 1:
         return []
+    if any(_counts(n) for n in info.root.children) and sorted_rows(info) is None:
+        return []
     (pair,) = pairs
     return sorted(pair, key=lambda side: info.root.loops.index(side[0]))
+
+
+def product_nodes(info: NestAccess) -> list[Node]:
+    """The loops inside of a nest but for those that count: of a product, those that add up its terms."""
+    return [n for n in info.root.walk() if n is not info.root and not _counts(n)]
+
+
+def _counts(node: Node) -> bool:
+    """Whether a loop counts: which matrix a row has."""
+    return isinstance(node.op, loop.ReduceOp) and node.op.kind_names == ["sum"] and node.op.results[0].type == i64
 
 
 def picked_index(info: NestAccess) -> tuple[Dim, Side] | None:
@@ -125,7 +139,8 @@ def _factors(info: NestAccess, value: SSAValue, loops: Sequence[Loop]) -> Factor
         return None
     types = frozenset((i8,)) if isinstance(times, arith.MuliOp) else exact_types(times.lhs) & exact_types(times.rhs)
     types = types or (frozenset((times.result.type,)) if not loops else frozenset())
-    if not types or not is_straight(info, times.lhs) or not is_straight(info, times.rhs):
+    counts = [v for node in info.root.children if _counts(node) for v in node.op.results]
+    if not types or not is_straight(info, times.lhs, counts) or not is_straight(info, times.rhs, counts):
         return None
     left, right = map(Varying(info).of_value, times.operands)
     rows, columns = _sides(loops or info.root.loops, left, right)
@@ -195,3 +210,58 @@ def exact_types(value: SSAValue) -> frozenset[Attribute]:
 
 def _exact_for(kind: Attribute) -> frozenset[Attribute]:
     return HALVES if kind in FLOAT8 and kind != f8e8m0fnu else HALVES & {kind}
+
+
+@dataclass(frozen=True)
+class SortedRows:
+    """Rows along `side` have the matrix `picked`: the number of the `count` groups that end at a row or before it. `ends` loads where each
+    does, in the loop of `node`. Rows behind all groups are the last one's."""
+
+    picked: Dim
+    side: Side
+    node: Node
+    ends: loop.LoadOp
+    count: Expr
+
+
+def sorted_rows(info: NestAccess) -> SortedRows | None:
+    """How the rows of a product are sorted by their matrices; None where that is not known."""
+    picks = picked_index(info)
+    if picks is None or len(picks[1]) != 1:
+        return None
+    picked, side = picks
+    bound = info.opaque[picked].owner
+    if not isinstance(bound, loop.BoundOp):
+        return None
+    value, limits = bound.input, set[int | None]()
+    while isinstance(op := value.owner, arith.MinSIOp | arith.MaxSIOp):
+        value = op.lhs
+        limits.add(integer_of(op.rhs))
+    count, node = bound.size.data, info.nodes.get(value.owner)  # pyright: ignore[reportArgumentType]
+    ends = None if node is None else _ends(info, node, side[0].dim)
+    if node is None or ends is None or count.value is None or product_of_loops(node) is not count or limits != {0, count.value - 1}:
+        return None
+    return SortedRows(picked, side, node, ends, count)
+
+
+def product_of_loops(node: Node) -> Expr:
+    """How many iterations the loops of a node have."""
+    return product(one.size for one in node.loops)
+
+
+def _ends(info: NestAccess, node: Node, row: Dim) -> loop.LoadOp | None:
+    """The load of the ends of groups, if a reduction counts those that are at `row` or before it."""
+    op = node.op
+    if not isinstance(op, loop.ReduceOp) or op.kind_names != ["sum"] or len(op.indices) != 1 or op.results[0].type != i64:
+        return None
+    assert op.block.last_op is not None
+    counted = op.block.last_op.operands[0].owner
+    compared = counted.input.owner if isinstance(counted, arith.ExtUIOp) else None
+    if not isinstance(compared, arith.CmpiOp) or compared.predicate.value.data != AT_MOST or info.exprs.get(compared.rhs) is not row:
+        return None
+    load: SSAValue = compared.lhs
+    while isinstance(load.owner, arith.ExtSIOp):
+        load = load.owner.input
+    found = load.owner
+    plain = isinstance(found, loop.LoadOp) and found.mask is None and list(found.index_operands) == list(op.indices)
+    return found if plain and isinstance(found, loop.LoadOp) and found.index_map.is_identity else None

@@ -27,7 +27,7 @@ from ...cost.block_price import PROGRAM_WARPS, Block, Sums, block_ns, generated,
 from ...cost.contraction_price import MAX_SKINNY_ROWS
 from ...cost.held_numbers import held_numbers
 from ...cost.machine.gpu import Gpu
-from .product_nests import HALVES, WIDE, Side, factors, picked_index, product_sides
+from .product_nests import HALVES, WIDE, Side, factors, picked_index, product_nodes, product_sides, sorted_rows
 from .tile import MIN_DOT_SIDE, Sizes, Tile, power_of_two
 from .window_tiles import overlap
 
@@ -117,8 +117,8 @@ class _Product:
     """What the price of a product's tile depends on. `axes` are the two sides, the one of a factor that is computed last: the units take
     only the second factor from registers as it is there (docs/lab/gpu-products.md). `read` are bytes of each term along each of them,
     `widest` those of the widest factor, `beside` those of each element of the result that are read and written beside it; `held` are
-    numbers of each element that a thread keeps at once; `rate` is what the rates of a GPU call the products; `cuts`: how often, along each
-    side, what has one matrix ends."""
+    numbers of each element that a thread keeps at once; `rate` is what the rates of a GPU call the products; `cuts`: of each
+    side, blocks that are lost where a matrix' rows end, or how often what has one matrix ends."""
 
     axes: tuple[Side, Side]
     rest: list[Loop]
@@ -132,12 +132,12 @@ class _Product:
     beside: float
     held: int
     rate: str
-    cuts: tuple[int, int] = (0, 0)
+    cuts: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
 
     @staticmethod
     def of(info: NestAccess, sides: Sequence[Side], sizes: Sizes) -> _Product:
         """The product that a nest is."""
-        inside = [n for n in info.root.walk() if n is not info.root]
+        inside = product_nodes(info)
         first, second = sides
         if _how_computed(info, first) > _how_computed(info, second):
             first, second = second, first
@@ -161,7 +161,7 @@ def _held(info: NestAccess, first: Side, second: Side) -> int:
     """Numbers of each element of the result that a thread keeps at once."""
     ops = list(info.root.op.regions[0].blocks[0].ops)
     varying = Varying(info)
-    sums = [v for n in info.root.walk() if n is not info.root and n.op in ops for v in n.op.results]
+    sums = [v for n in product_nodes(info) if n.op in ops for v in n.op.results]
 
     def is_of_element(value: SSAValue) -> bool:
         if value in info.exprs or value in sums:
@@ -175,18 +175,22 @@ def _held(info: NestAccess, first: Side, second: Side) -> int:
     return partly + held_numbers(sums, ops, stores, is_of_element, draws)
 
 
-def _cuts(info: NestAccess, sides: tuple[Side, Side], sizes: Sizes) -> tuple[int, int]:
-    """How often what has one matrix ends along each side, if it is sorted by matrices, before all ends."""
+def _cuts(info: NestAccess, sides: tuple[Side, Side], sizes: Sizes) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Along each side: how many blocks are lost where each begins with its matrix' rows; else how often what has one matrix ends before all
+    ends, if it is sorted by matrices."""
+    if (found := sorted_rows(info)) is not None:
+        first, second = (sizes(found.count) // 2 if one == found.side else 0 for one in sides)
+        return (first, second), (0, 0)
     picks = picked_index(info)
     op = None if picks is None else info.opaque[picks[0]].owner
     ends = sizes(op.size.data) - 1 if isinstance(op, loop.BoundOp) else 0
     first, second = (ends if picks is not None and one == picks[1] else 0 for one in sides)
-    return first, second
+    return (0, 0), (first, second)
 
 
 def _are_windows(info: NestAccess, side: Side) -> bool:
     """Whether elements that vary along a side are in several windows: the cache hands them out, and memory is not the limit."""
-    inside = [n for n in info.root.walk() if n is not info.root]
+    inside = product_nodes(info)
     return any(overlap(a, one, along) for n in inside for a in n.accesses for one in side for along in n.loops)
 
 
@@ -197,7 +201,7 @@ def _along(access: Access, side: Side) -> bool:
 
 def _how_computed(info: NestAccess, side: Side) -> Computed:
     """How factors along a side are come by; the most that any of them takes."""
-    inside = [n for n in info.root.walk() if n is not info.root]
+    inside = product_nodes(info)
     return max((_computed(f.along[side], f.element) for n in inside for f in factors(info, n)), default=Computed.LOADED)
 
 
@@ -245,13 +249,13 @@ def _ns(work: _Product, tile: Tile, gpu: Gpu) -> float:
 def _sums(work: _Product) -> Sums:
     """What the price of a block is of."""
     row, column = work.read
-    return Sums(*work.size, work.terms, work.batch, work.sums, row, column, work.beside, work.rate, work.cuts)
+    return Sums(*work.size, work.terms, work.batch, work.sums, row, column, work.beside, work.rate, work.cuts[1], lost=work.cuts[0])
 
 
 def _of_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes, gpu: Gpu) -> Tile:
     """A program has all rows, or MAX_SKINNY_ROWS of them, and blocks of the other matrix, or matrices, under way in shared memory.
     No factor that is computed on the way stands first in blocks of 64 rows: the units for whole warp groups take it from registers."""
-    inside = [n for n in info.root.walk() if n is not info.root]
+    inside = product_nodes(info)
     most = range_of(product(one.size for one in few), info.ranges).hi
     rest = [one for one in info.root.loops if one not in few and one not in many]
     rows = MAX_SKINNY_ROWS if most is None else min(MAX_SKINNY_ROWS, max(MIN_DOT_SIDE, power_of_two(most)))

@@ -8,11 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support import lower
+from xdsl.dialects import scf
 
 import stepwell
+from stepwell.dialects.host import LaunchOp
 from stepwell.dialects.mem import ExternOp
 from stepwell.dialects.tt.blocks import DescriptorLoadOp
 from stepwell.dialects.tt.compute import DotOp
+from stepwell.dialects.tt.structure import FuncOp
+from stepwell.dialects.tt.types import shape_of
 from stepwell.passes.manager.pipelines import default_pipeline
 from stepwell.tools.interpret.loop import run_loop
 from stepwell.tools.interpret.target import InterpretedTarget
@@ -101,6 +105,31 @@ def test_grouped_products(name, sizes):
     assert len(found(module, DotOp)) == dots and not found(module, ExternOp)
     (got,) = run_loop(module, args, [], [])
     same(got, function(*args), int(at[-1]))
+
+
+@pytest.mark.parametrize("sizes", [name for name in ENDS if name != "one"])
+def test_blocks_begin_where_a_group_does(sizes):
+    """No kernel before the product, no loop over matrices in it; as many blocks of rows more as there are groups."""
+    function, factors, _ = PROGRAMS["activation"]
+    at = ends(sizes)
+    module = lowered(function, *factors(len(at)), at)
+    (kernel,) = found(module, FuncOp)
+    (launch,) = found(module, LaunchOp)
+    (dot,) = found(kernel, DotOp)
+    rows, width = shape_of(dot.results[0].type)
+    assert f"grid [{(-(-ROWS // rows) + len(at)) * -(-COLUMNS // width)}]" in str(launch)
+    assert len(found(kernel, scf.ForOp)) <= 1
+
+
+def test_matrices_that_rows_name_are_gone_through():
+    """Rows that are not known to be sorted: a program goes through the matrices of its block."""
+    args = (X, weights(4), torch.tensor([3, 1, 0, 2] * (ROWS // 4)))
+
+    def picked(x, w, which):
+        return torch.bmm(x[:, None], w[which])[:, 0]
+
+    (got,) = run_loop(lowered(picked, *args), args, [], [])
+    torch.testing.assert_close(got, picked(*args), rtol=4e-2, atol=4e-2)
 
 
 def test_gradients():
