@@ -113,6 +113,25 @@ def bounds_in_lists(info: NestAccess, node: Node) -> list[Expr]:
     return found
 
 
+def needed_in_list(info: NestAccess, node: Node, known: Mapping[SSAValue, bool]) -> list[Expr]:
+    """Expressions none of which is negative where a term counts whose block a list has. known: what conditions are for such a block."""
+    found: list[Expr] | None = None
+    for guards in guards_by_kind(info, node):
+        here = [e for guard in guards for e in condition_bounds(info, _left_of(guard.condition, known), guard.holds)]
+        found = here if found is None else [e for e in found if e in here]
+    return list(dict.fromkeys(found or []))
+
+
+def _left_of(value: SSAValue, known: Mapping[SSAValue, bool]) -> SSAValue:
+    """What a condition hangs on, of a choice of two of which one is known and does not decide it."""
+    op = value.owner
+    if isinstance(op, arith.AndIOp | arith.OrIOp):
+        for one, other in (op.operands, op.operands[::-1]):
+            if decided(one, known) is isinstance(op, arith.AndIOp):
+                return _left_of(other, known)
+    return value
+
+
 def _list_of(info: NestAccess, node: Node, terms: Loop) -> ListedBlocks | None:
     """The list whose search a loop is."""
     op = node.op

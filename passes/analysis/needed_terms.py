@@ -213,9 +213,9 @@ def first_iterations(info: NestAccess, condition: SSAValue) -> list[Dim] | None:
     return found if exact and set(needed) == {*found, *(e * -1 for e in found)} else None
 
 
-def condition_bounds(info: NestAccess, value: SSAValue) -> list[Expr]:
-    """Expressions none of which is negative where a condition holds."""
-    return _of_condition(info, value, True)[0]
+def condition_bounds(info: NestAccess, value: SSAValue, holds: bool = True) -> list[Expr]:
+    """Expressions none of which is negative where a condition holds, or does not."""
+    return _of_condition(info, value, holds)[0]
 
 
 def _of_condition(info: NestAccess, value: SSAValue, holds: bool) -> tuple[list[Expr], bool]:

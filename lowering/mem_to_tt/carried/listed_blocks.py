@@ -7,20 +7,22 @@ What a list says of its blocks is known in its loop: where that decides a choice
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import i32
 from xdsl.ir import SSAValue
 
-from ....dialects.expr import Expr, free_dims
+from ....dialects import loop
+from ....dialects.expr import Expr, as_expr, free_dims
 from ....dialects.expr.ranges import Range
 from ....dialects.tt.memory import LoadOp
-from ....passes.analysis.listed_terms import ListedBlocks, decided, listed_blocks, rows_of_block
+from ....passes.analysis.listed_terms import ListedBlocks, decided, listed_blocks, needed_in_list, rows_of_block
 from ....passes.analysis.needed_terms import guards_of
-from ....passes.analysis.nest_access import Node
+from ....passes.analysis.nest_access import Access, Node
 from ....passes.gpu.nest_types import UnsupportedNest
-from .term_bounds import KnownTerms, Step, extreme_loaded
+from .term_bounds import KnownTerms, Step, extreme, extreme_loaded, solved
 
 if TYPE_CHECKING:
     from ..kernel import NestLowering
@@ -37,12 +39,10 @@ def in_lists(kernel: NestLowering, node: Node, trips: Expr, step: int, start: li
     for one in lists:
         conditions = {other.hit: other is one for other in lists}
         known = [guard for guard in guards if decided(guard.condition, conditions) is guard.holds]
-        steps = b.int(one.block // step, s.index)
-        end = b.mul(s.number(extreme_loaded(s, [(one.count, 1)], True)), steps)
+        begin, end, last = _steps(s, node, one, step, conditions)
         ends = [end]
         if trips.value is None or trips.value % one.block:
-            ends.insert(0, b.max(b.sub(end, steps), b.int(0, s.index)))
-        begin = b.int(0, s.index)
+            ends.insert(0, b.min(b.max(last, begin), end))
         number = _number(s, one, begin, step, end)
         for k, until in enumerate(ends):
             what = KnownTerms(known, conditions, whole=k == 0)
@@ -59,19 +59,57 @@ def in_lists(kernel: NestLowering, node: Node, trips: Expr, step: int, start: li
     return state
 
 
+def _steps(
+    s: State, node: Node, one: ListedBlocks, step: int, conditions: Mapping[SSAValue, bool]
+) -> tuple[SSAValue, SSAValue, SSAValue]:
+    """The first and the last but one step that a list has for the program's rows, and where its last block begins. Steps of the first and
+    of the last block in which the rest of the condition hides all terms are left out."""
+    b, per = s.b, b_int(s, one.block // step)
+    end = b.mul(_count(s, one), per)
+    nothing, last = b_int(s, 0), b.sub(end, per)
+    begin, stop = nothing, end
+    for sign, rest in solved(s, node, needed_in_list(s.info, node, conditions)):
+        highest = extreme(s, rest, True)
+        if highest is None:
+            continue
+        place, bound = (last, s.number(highest + step)) if sign < 0 else (nothing, s.number(as_expr(0) - highest))
+        first = b.mul(_number(s, one, b.max(place, nothing), step, end), b_int(s, one.block))
+        inside = b.elementwise(arith.DivSIOp, (b.max(b.sub(bound, first), nothing), b_int(s, step)))
+        at = b.add(place, b.min(inside, per))
+        begin, stop = (begin, b.min(stop, at)) if sign < 0 else (b.max(begin, at), stop)
+    return begin, stop, last
+
+
+def b_int(s: State, value: int) -> SSAValue:
+    """A number in the type of index arithmetic."""
+    return s.b.int(value, s.index)
+
+
 def _number(s: State, one: ListedBlocks, at: SSAValue, step: int, end: SSAValue) -> SSAValue:
     """The number of the block of step `at` of a list. It is loaded a step ahead: what is loaded of the block does not wait for it."""
     b = s.b
-    dims: dict[Expr, Expr] = {one.place.dim: _dim(s, _place(s, one, at, step))}
+    pointer = _address(s, one, one.index, {one.place.dim: _dim(s, _place(s, one, at, step))})
+    number = b.place(LoadOp.make(pointer, b.cmpi("slt", at, end), b.constant(0, i32))).results[0]
+    return b.resize(number, s.index)
+
+
+def _count(s: State, one: ListedBlocks) -> SSAValue:
+    """How many blocks a list has."""
+    load = one.count.owner
+    if not isinstance(load, loop.LoadOp):
+        return s.number(extreme_loaded(s, [(one.count, 1)], True))
+    return s.b.resize(s.b.place(LoadOp.make(_address(s, one, s.info.access[load], {}))).results[0], s.index)
+
+
+def _address(s: State, one: ListedBlocks, access: Access, dims: dict[Expr, Expr]) -> SSAValue:
+    """Where all rows of the program read what they share."""
     for axis, (first, _, loops) in s.blocks.items():
-        if len(loops) == 1 and loops[0].dim in free_dims(one.index.offset):
+        if len(loops) == 1 and loops[0].dim in free_dims(access.offset):
             shared = rows_of_block([one], loops[0].dim)
             if shared is None or (shared and shared % s.axes[axis].block):
                 raise UnsupportedNest("schedule: the rows of a program share the lists of their blocks")
             dims[loops[0].dim] = _dim(s, first)
-    pointer = s.address(one.index.buffer, s.fix(one.index.offset.subs(dims)))
-    number = b.place(LoadOp.make(pointer, b.cmpi("slt", at, end), b.constant(0, i32))).results[0]
-    return b.resize(number, s.index)
+    return s.address(access.buffer, s.fix(access.offset.subs(dims)))
 
 
 def _place(s: State, one: ListedBlocks, at: SSAValue, step: int) -> SSAValue:

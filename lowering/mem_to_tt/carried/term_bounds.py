@@ -60,7 +60,7 @@ def bounded(s: State, node: Node, first: SSAValue, end: SSAValue, step: int) -> 
     """The first and the last but one iteration of a loop over a node's terms by `step`, which goes from `first` to `end`."""
     b = s.b
     for sign, rest in bounds_of(s, node):
-        highest = _extreme(s, rest, True)
+        highest = extreme(s, rest, True)
         if highest is None:
             continue
         if sign < 0:
@@ -113,7 +113,7 @@ def _certain(s: State, node: Node) -> tuple[list[Guard], list[Expr], list[Expr]]
     high: list[Expr] = []
     for guard in guards_of(s.info, node) if len(node.loops) == 1 else []:
         found = [solved_for(s.fix(e), node.loops[0].dim) for e in guard.needed]
-        ends = [None if one is None else (one[0], _extreme(s, one[1], False)) for one in found]
+        ends = [None if one is None else (one[0], extreme(s, one[1], False)) for one in found]
         sure = [(sign, rest) for sign, rest in (end for end in ends if end is not None) if rest is not None]
         if guard.is_exact and len(sure) == len(found):
             known.append(guard)
@@ -126,13 +126,13 @@ def bounds_of(s: State, node: Node) -> list[tuple[int, Expr]]:
     """What limits the only loop of a node, %j: (-1, rest) for a term that counts where %j <= rest, (1, rest) where -rest <= %j."""
     if len(node.loops) != 1:
         return []
-    found = _solved(s, node, needed_terms(s.info, node))
+    found = solved(s, node, needed_terms(s.info, node))
     most = range_of(node.loops[0].size, s.info.ranges).hi
     fits = s.index != i32 or (most is not None and most < MAX_LOADED_BOUND)
     return [one for one in found if fits or free_dims(one[1]).isdisjoint(s.info.opaque)]
 
 
-def _solved(s: State, node: Node, needed: Sequence[Expr]) -> list[tuple[int, Expr]]:
+def solved(s: State, node: Node, needed: Sequence[Expr]) -> list[tuple[int, Expr]]:
     """The bounds of the only loop of a node where none of these may be negative."""
     found = [solved_for(s.fix(e), node.loops[0].dim) for e in needed]
     return [one for one in found if one is not None]
@@ -142,7 +142,7 @@ def longest_first(s: State, at: SSAValue, blocks: Expr, loops: Sequence[Loop]) -
     """Block `at` of an axis of the tile along `loops`, from the last one on if later blocks have more terms: programs that take long begin
     first, so that few run alone at the end."""
     nodes = [node for node in s.info.root.children if len(node.loops) == 1]
-    bounds = [one for node in nodes for one in (*bounds_of(s, node), *_solved(s, node, bounds_in_lists(s.info, node)))]
+    bounds = [one for node in nodes for one in (*bounds_of(s, node), *solved(s, node, bounds_in_lists(s.info, node)))]
     ends_later = any(sign < 0 and _rises(rest, loops[-1].dim) for sign, rest in bounds)
     begins_later = any(sign > 0 and _rises(rest * -1, loops[-1].dim) for sign, rest in bounds)
     return s.b.sub(s.number(blocks - 1), at) if ends_later and not begins_later else at
@@ -158,11 +158,11 @@ def _rises(e: Expr, d: Dim) -> bool:
     return e is d or isinstance(e, FloorDiv) and (e.rhs.value or 0) > 0 and _rises(e.lhs, d)
 
 
-def _extreme(s: State, e: Expr, highest: bool) -> Expr | None:
+def extreme(s: State, e: Expr, highest: bool) -> Expr | None:
     """No less than the highest value of an expression in the program's tile, or no more than the lowest; None where that is not known."""
     parts = e.terms if isinstance(e, Add) else ((e, 1),)
     if loaded := [(s.info.opaque[d], times) for d, times in parts if isinstance(d, Dim) and d in s.info.opaque and d not in s.dims]:
-        rest = _extreme(s, e - sum((s.info.loaded(v) * times for v, times in loaded), ZERO), highest)
+        rest = extreme(s, e - sum((s.info.loaded(v) * times for v, times in loaded), ZERO), highest)
         return None if rest is None else extreme_loaded(s, loaded, highest) + rest
     if isinstance(e, Dim):
         for axis, (at, _, loops) in s.blocks.items():
@@ -175,16 +175,16 @@ def _extreme(s: State, e: Expr, highest: bool) -> Expr | None:
     if not free_dims(e):
         return e
     if isinstance(e, FloorDiv) and (e.rhs.value or 0) > 0:
-        inside = _extreme(s, e.lhs, highest)
+        inside = extreme(s, e.lhs, highest)
         return None if inside is None else floordiv(inside, e.rhs)
     if isinstance(e, Max | Min):
-        parts = [_extreme(s, one, highest) for one in e.args]
+        parts = [extreme(s, one, highest) for one in e.args]
         return (maximum if isinstance(e, Max) else minimum)(*(p for p in parts if p is not None)) if None not in parts else None
     if not isinstance(e, Add):
         return None
     total = as_expr(e.constant)
     for term, coefficient in e.terms:
-        one = _extreme(s, term, highest == (coefficient > 0))
+        one = extreme(s, term, highest == (coefficient > 0))
         if one is None:
             return None
         total = total + one * coefficient

@@ -73,3 +73,13 @@ def test_lengths_that_blocks_do_not_divide(rows):
     q, k, v = numbers(1, 1, rows, 16).bfloat16(), numbers(1, 1, 56, 16, seed=1).bfloat16(), numbers(1, 1, 56, 16, seed=2).bfloat16()
     got = compiled(lambda q, k, v: flex_attention(q, k, v, block_mask=mask))(q, k, v)
     assert error(got, exact(q, k, v, mask=mask)) < 1e-2
+
+
+def test_steps_that_the_function_hides_are_not_read():
+    """Of the first and the last block of a list a program reads what its own rows may see."""
+    mask = create_block_mask(lambda b, h, i, j: (i >= j) & (i - j < 70), None, None, 256, 256, device="cpu", BLOCK_SIZE=128)
+    q, k, v = (x.bfloat16() for x in heads(256, 256, batch=1, count=1))
+    want = exact(q, k, v, mask=mask)[:, :, 128:192]
+    k[:, :, 192:] = v[:, :, 192:] = float("nan")
+    got = compiled(lambda q, k, v: flex_attention(q, k, v, block_mask=mask))(q, k, v)
+    assert error(got[:, :, 128:192], want) < 1e-2
