@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from xdsl.dialects.builtin import f32
 from xdsl.ir import Operation, SSAValue
@@ -67,11 +68,11 @@ def carried_scores(
     softmax = softmax_of(weighed.lhs)
     if softmax is None or weighed not in possible:
         return ""
-    scores, of_rows = softmax
-    numel = product(tensor_type(scores).dims)
+    numel = product(tensor_type(softmax.scores).dims)
     found: dict[nd.MatmulOp, None] = {}
-    beside: dict[SSAValue, None] = {}
-    worklist, seen = [scores], {scores}
+    beside: dict[SSAValue, None] = {v: None for v in softmax.factors if not isinstance(v.owner, COMPUTED)}
+    worklist = [softmax.scores, *softmax.factors]
+    seen = set(worklist)
     while worklist:
         op = worklist.pop().owner
         if isinstance(op, nd.MatmulOp):
@@ -88,9 +89,10 @@ def carried_scores(
         return f"rows have more than {MAX_WEIGHED_ELEMENTS} elements, or nobody knows how many"
     if tensor_type(weighed.result).dims[-2].value == 1 and not repeated(weighed.rhs):
         return "one row, of a head that shares its keys with no other"
-    if not shared and not _all_end_in(weighed, found, of_rows):
+    if not shared and not _all_end_in(weighed, found, softmax.of_rows):
         return SHARED
-    return CarriedScores(tuple(found), weighed, weighed.lhs, tuple(v for v in beside if product(tensor_type(v).dims).value != 1))
+    read = [v for v in beside if product(tensor_type(v).dims).value != 1 and not isinstance(v.owner, nd.RandomOp)]
+    return CarriedScores(tuple(found), weighed, weighed.lhs, tuple(read))
 
 
 def repeated(x: SSAValue) -> bool:
@@ -132,9 +134,18 @@ def _cast_behind(x: SSAValue) -> CastOp | None:
     return x.owner if isinstance(x.owner, CastOp) else None
 
 
-def softmax_of(weights: SSAValue) -> tuple[SSAValue, tuple[Operation, ...]] | None:
-    """The scores whose exponentials, less those of the highest score of a row, are weights, but for factors (of a row, or each its own:
-    dropout), and for rows that a condition makes 0; and what gives the maximum of a row and the sum of its exponentials."""
+class Softmax(NamedTuple):
+    """The scores of weights, what gives the maximum of a row and the sum of its exponentials, and factors that each weight has of its own
+    (dropout)."""
+
+    scores: SSAValue
+    of_rows: tuple[Operation, ...]
+    factors: tuple[SSAValue, ...] = ()
+
+
+def softmax_of(weights: SSAValue) -> Softmax | None:
+    """The scores whose exponentials, less those of the highest score of a row, are weights, but for factors, and for rows that a condition
+    makes 0. What is multiplied by something computed from products is a gradient, which is in memory for others, too."""
     op = weights.owner
     if isinstance(op, OPS["exp"]):
         return _softmax_by(op)
@@ -144,11 +155,32 @@ def softmax_of(weights: SSAValue) -> tuple[SSAValue, tuple[Operation, ...]] | No
         return softmax_of(op.on_false)
     if isinstance(op, OPS["div"]) and _is_of_row(op.operands[1]):
         return softmax_of(op.operands[0])
-    sides = [v for v in op.operands if not _is_of_row(v)] if isinstance(op, OPS["mul"]) else []
-    return next((found for v in sides if (found := softmax_of(v)) is not None), None)
+    if not isinstance(op, OPS["mul"]):
+        return None
+    for value, factor in (op.operands, op.operands[::-1]):
+        found = None if _is_of_row(value) else softmax_of(value)
+        if found is not None and _is_of_row(factor):
+            return found
+        if found is not None and not _is_of_products(factor):
+            return found._replace(factors=(*found.factors, factor))
+    return None
 
 
-def _softmax_by(op: Operation) -> tuple[SSAValue, tuple[Operation, ...]] | None:
+def _is_of_products(value: SSAValue) -> bool:
+    """Whether products are computed for a value, element by element."""
+    worklist, seen = [value], {value}
+    while worklist:
+        op = worklist.pop().owner
+        if isinstance(op, nd.MatmulOp):
+            return True
+        if isinstance(op, COMPUTED):
+            new = [v for v in op.operands if v not in seen]
+            seen.update(new)
+            worklist += new
+    return False
+
+
+def _softmax_by(op: Operation) -> Softmax | None:
     """The scores of exponentials, and what gives the numbers of their rows."""
     shifted = op.operands[0].owner
     if not isinstance(shifted, OPS["sub"]):
@@ -160,7 +192,7 @@ def _softmax_by(op: Operation) -> tuple[SSAValue, tuple[Operation, ...]] | None:
     if not isinstance(top, nd.ReduceOp) or top.kind.data != "max" or list(top.dims.data) != [last] or top.input is not scores:
         return None
     reductions = [use.operation for use in op.results[0].uses if isinstance(use.operation, nd.ReduceOp)]
-    return scores, (top, *(op for op in reductions if op.kind.data == "sum" and list(op.dims.data) == [last]))
+    return Softmax(scores, (top, *(op for op in reductions if op.kind.data == "sum" and list(op.dims.data) == [last])))
 
 
 def _keeps_rows(op: nd.ReshapeOp | nd.PermuteOp) -> bool:

@@ -25,7 +25,7 @@ def give_own_scores(one: CarriedScores) -> None:
     """Change the function so that nothing else needs the scores and the weights of an attention."""
     softmax = softmax_of(one.weighed.lhs)
     assert softmax is not None and (block := one.weighed.parent) is not None
-    _, of_rows = softmax
+    of_rows = softmax.of_rows
     shared = _between(one.weighed.lhs)
     own: dict[SSAValue, SSAValue] = {}
     for op in [op for op in block.ops if op in shared]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -146,3 +148,28 @@ def test_grouped_products_by_price(rows, groups, reason):
     run(parse_pipeline("nd-library-products"), module, context(), Instrumentation(remarks=lambda r: said.append(r.text)))
     (remark,) = said
     assert reason in remark, remark
+
+
+def test_weights_times_what_products_give_are_no_weights_of_a_softmax():
+    """The gradient of scores: it is in memory for two products, and a kernel that had the scores would read the other factor from there."""
+
+    def gradients(q, k, v, g):
+        p = (q @ k.transpose(-1, -2)).softmax(-1)
+        ds = p * (g @ v.transpose(-1, -2) - (p * (g @ v.transpose(-1, -2))).sum(-1, keepdim=True))
+        return ds @ k, ds.transpose(-1, -2) @ q
+
+    said = remarks(gradients, *[(16, 1024, 128)] * 4)
+    assert not [text for text in said if "weights of another product" in text or "weighed by scores" in text]
+
+
+def test_factors_that_weights_have_are_read():
+    """Dropout by a mask from memory costs its bytes; a drawn one nothing."""
+
+    def weighed(q, k, v, *mask):
+        p = (q @ k.transpose(-1, -2)).float().softmax(-1)
+        return (p * (mask[0] if mask else (torch.rand_like(p) > 0.1))).bfloat16() @ v
+
+    shapes = [(16, 1024, 64)] * 3
+    drawn, read = (remarks(weighed, *given)[0] for given in (shapes, [*shapes, (16, 1024, 1024)]))
+    kernel = [float(re.findall(r"generated ([0-9.]+) us", text)[0]) for text in (drawn, read)]
+    assert kernel[1] > kernel[0] + 1, (drawn, read)
