@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from stepwell.targets.cpu import cache as files
+from stepwell.targets.cpu import cache_remote
 from stepwell.targets.package.errors import PackageError
 from stepwell.targets.package.format import Section, open_package, write_package
 from stepwell.tools.cache import archive, cache
@@ -61,6 +62,18 @@ def test_only_some(root, tmp_path):
     (root / "objects" / "b2.o").write_bytes(b"damaged")
     with pytest.raises(PackageError, match="nothing is written: the cache in .* has no such entries"):
         export_cache(root, tmp_path / "d", ["objects"])
+
+
+def test_an_import_fills_the_shared_place(root, tmp_path, monkeypatch):
+    pytest.importorskip("fsspec")
+    export_cache(root, tmp_path / "c")
+    monkeypatch.setenv("STEPWELL_CACHE_URL", f"file://{tmp_path}/shared")
+    import_cache(tmp_path / "there", tmp_path / "c")
+    place = cache_remote.place()
+    assert place is not None
+    place.flush()
+    for entry in ("graphs/a1", "objects/b2.o"):
+        assert (tmp_path / "shared" / entry).read_bytes() == (root / entry).read_bytes()
 
 
 def test_another_environment_is_refused(root, tmp_path, monkeypatch):
