@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+from torch._prims_common import is_contiguous_or_false
 from torch.fx import GraphModule, Node
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils import _pytree as pytree
@@ -95,6 +97,7 @@ def decomposed(name: str, program: Any, options: Options, more: Mapping[Any, Any
     for one in rewrites_at("pre_grad", setting):
         one.apply(program.graph_module, setting)
     table: dict[Any, Any] = _composites()
+    table[torch.ops.aten.linear.default] = partial(_linear, table[torch.ops.aten.linear.default])
     table.update(whole_overloads())
     table.update(decomposition_table(frozenset(options.fallback)))
     table.update(checked(options.decompositions))
@@ -104,6 +107,15 @@ def decomposed(name: str, program: Any, options: Options, more: Mapping[Any, Any
             return program.run_decompositions(table)
     except Exception as error:
         raise PackageError(f"entry point '{name}': torch cannot decompose the exported program: {type(error).__name__}: {error}") from error
+
+
+def _linear(parts: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`F.linear` in the parts that a compiled model has of it. Where torch.export is at work torch forgets that the transposed weight wants
+    gradients, by which it chooses one product of all rows, and would make a copy of the weight for each matrix."""
+    if x.dim() < 3 or weight.dim() != 2 or not weight.requires_grad or is_contiguous_or_false(x):
+        return parts(x, weight, bias)
+    y = (x.reshape(-1, x.shape[-1]) @ weight.t()).view(*x.shape[:-1], weight.shape[0])
+    return y if bias is None else y + bias
 
 
 def _composites() -> dict[Any, Any]:
