@@ -11,7 +11,7 @@ which are shorter, the result, and m and l of each row. torch's partitioner neve
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import GraphModule, Node
@@ -28,10 +28,11 @@ aten, prims = torch.ops.aten, torch.ops.prims
 DEVICES = ("cuda",)
 """Devices with kernels of ours that keep scores on chip."""
 _PRODUCTS = (aten.mm.default, aten.bmm.default)
+_SCORES = (*_PRODUCTS, aten.addmm.default, aten.baddbmm.default)
 _RESHAPES = (
     aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.permute.default, aten.transpose.int, aten.unsqueeze.default,
 )  # fmt: skip
-_GATHERS = (aten.index.Tensor, aten.embedding.default)
+_GATHERS = (aten.index.Tensor, aten.embedding.default, aten.gather.default)
 _COPIES = (aten.clone.default, aten._to_copy.default, prims.convert_element_type.default)
 _NARROW = (torch.bfloat16, torch.float16)
 
@@ -56,7 +57,11 @@ def recompute_scores(gm: GraphModule, backward: Collection[Node], by_element: Ca
 
 def is_product(node: Node) -> bool:
     """Whether a node is a product of matrices of 16-bit numbers on such a device."""
-    return node.target in _PRODUCTS and value_of(node).dtype in _NARROW and value_of(node).device.type in DEVICES
+    return node.target in _PRODUCTS and _is_narrow(node)
+
+
+def _is_narrow(node: Node) -> bool:
+    return value_of(node).dtype in _NARROW and value_of(node).device.type in DEVICES
 
 
 def _attention(power: Node, backward: Collection[Node], by_element: Callable[[Node], bool]) -> set[Node] | None:
@@ -92,10 +97,10 @@ def _recomputed(power: Node, rows: set[Node], backward: Collection[Node], by_ele
     start = after if power.target in _PRODUCTS else [power]
     before = _closure(start, lambda node: (n for n in node.all_input_nodes if follows(n) or _is_product(n, power)))
     weighed = [u for node in after for u in node.users if u.target in _PRODUCTS and u not in backward and u.args[0] is node]
-    scores = [node for node in before if node.target in _PRODUCTS]
+    scores = [node for node in before if node.target in _SCORES]
     known = {*before, *after}
     others = {u for node in known for u in node.users if u not in known and _is_read(u, backward)}
-    lengths = [value_of(op.all_input_nodes[0]).shape[-1] for op in scores] + [value_of(op).shape[-1] for op in weighed]
+    lengths = [value_of(cast(Node, op.args[-1])).shape[-2] for op in scores] + [value_of(op).shape[-1] for op in weighed]
     short = all(isinstance(n, int) and n <= MAX_WEIGHED_ELEMENTS for n in lengths)
     alone = len(weighed) == 1 and {weighed[0]} <= others <= {*rows, weighed[0]}
     if not alone or not scores or not short or any("recompute" in n.meta for n in known):
@@ -104,15 +109,20 @@ def _recomputed(power: Node, rows: set[Node], backward: Collection[Node], by_ele
     few = all(isinstance(n, int) for n in sizes) and sizes[0] * sizes[1] < MIN_GPU_SCORES
     operands = [n for op in (*scores, *weighed) for n in op.all_input_nodes if n not in known]
     beside = {n for node in known for n in node.all_input_nodes} - known
-    places = (place for node in beside for place in _places(node))
-    return None if few else known.union(_reshaped(operands, backward), *map(_of_nothing, (*beside, *places)))
+    read = [one for node in beside for one in _gathered(node)]
+    places = (place for node in read if node.target in _GATHERS for place in node.all_input_nodes[1:])
+    return None if few else known.union(read, _reshaped(operands, backward), *map(_of_nothing, (*beside, *places)))
 
 
-def _places(node: Node) -> list[Node]:
-    """Where what is added to scores is read from a table, or a view of that."""
-    while node.target in (*VIEWS, *_COPIES):
-        node = node.all_input_nodes[0]
-    return node.all_input_nodes[1:] if node.target in _GATHERS else []
+def _gathered(node: Node) -> list[Node]:
+    """What reads a table that is smaller, and the views of that, which are added to scores."""
+    found = [node]
+    while found[-1].target in (*VIEWS, *_COPIES):
+        found.append(found[-1].all_input_nodes[0])
+    last = found[-1]
+    if last.target not in _GATHERS or any("recompute" in one.meta for one in found):
+        return []
+    return found if statically_known_true(value_of(last).numel() > value_of(last.all_input_nodes[0]).numel()) else []
 
 
 def _of_nothing(node: Node) -> set[Node]:
@@ -144,14 +154,14 @@ def _closure(start: Iterable[Node], step: Callable[[Node], Iterable[Node]]) -> s
     worklist = list(found)
     while worklist:
         node = worklist.pop()
-        new = set() if node.target in _PRODUCTS else set(step(node)) - found
+        new = set() if node.target in _SCORES else set(step(node)) - found
         found |= new
         worklist += new
     return found
 
 
 def _is_product(node: Node, scores: Node) -> bool:
-    return is_product(node) and _has_all(node, scores)
+    return node.target in _SCORES and _is_narrow(node) and _has_all(node, scores)
 
 
 def _has_all(node: Node, scores: Node) -> bool:
