@@ -1,8 +1,8 @@
 """The rates of this machine, as the price of work knows them: `stepwell bench calibrate --device cuda [--out FILE]`.
 
 On a GPU: a copy, products by type of 8192 x 8192 matrices, the time from one small kernel to the next. What takes a kernel of ours or many
-shapes to measure (`cache_gbs`, `convolution_us`, `generated`, `library`) stays as it is. With `--out` the GPU's entry in that file is
-replaced. On a CPU the speeds that stepwell keeps in its cache folder are measured again.
+shapes to measure (`cache_gbs`, `cache_mb`, `program_gbs`, `convolution_us`, `generated`, `library`) stays as it is. With `--out` the GPU's
+entry in that file is replaced. On a CPU the speeds that stepwell keeps in its cache folder are measured again.
 """
 
 from __future__ import annotations
