@@ -24,7 +24,7 @@ from .dtypes import DlpackType
 from .emit import emit_c_entry
 from .layouts import returned_value, value_of
 from .levels import capability, needs, ordered, target_of_level
-from .plan import EntryPlan, Given
+from .plan import CEntryError, EntryPlan, Given
 from .runtime import API, GPU_API, PACKAGE, WEIGHTS, runtime_text
 from .signature import Signature, SignatureText
 
@@ -100,6 +100,8 @@ class Unit:
 
     def build(self, plans: Mapping[str, Sequence[EntryPlan]], weights: Path, state_bytes: int) -> bytes:
         """The object: for each level all entries, in the same order. weights: a file; updated buffers begin as its first `state_bytes`."""
+        if weights.stat().st_size >= 1 << 31:
+            raise CEntryError(f"the weights have {weights.stat().st_size} bytes; code reaches less than 2 GB, so export parts of the model")
         symbols: list[str] = []
         for level in self.levels:
             for plan in plans[level]:

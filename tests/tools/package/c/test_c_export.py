@@ -15,6 +15,7 @@ from torch import nn
 from torch.export import Dim
 
 from stepwell.targets.host.c.plan import CEntryError
+from stepwell.targets.host.c.unit import Unit
 from stepwell.tools.package.c.export import export_c
 
 pytestmark = needs_compiler
@@ -177,6 +178,13 @@ def test_the_program_of_the_reference(tmp_path):
     x = torch.tensor([[1.0, 2, 3, 4], [0, 0, 0, 0], [-1, 0.5, 2, -3]])
     got = torch.tensor([[float(n) for n in line.split()] for line in done.stdout.splitlines()])
     torch.testing.assert_close(got, here["model"](x).detach(), atol=2e-5, rtol=0)
+
+
+def test_weights_that_no_program_can_hold_are_refused(tmp_path):
+    with (tmp_path / "weights").open("wb") as file:
+        file.truncate(1 << 31)
+    with pytest.raises(CEntryError, match=r"the weights have 2147483648 bytes; code reaches less than 2 GB"):
+        Unit("large", ["cpu-v3"]).build({"cpu-v3": []}, tmp_path / "weights", 0)
 
 
 def test_a_name_is_one_of_c(tmp_path):
