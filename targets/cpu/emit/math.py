@@ -21,7 +21,9 @@ from .functions import core as math
 from .functions import gamma as math_gamma
 from .functions import polynomials as math_polynomials
 from .functions import special as math_special
+from .functions import without_library as math_own
 from .functions.core import Code
+from .outline import outlined
 from .text import FunctionText, Type, splat, type_of
 from .vector import any_lane, by_pieces
 
@@ -114,6 +116,9 @@ def emit_function(f: FunctionText, name: str, type: Type, arguments: list[str]) 
         result = _call_sleef(f, sleef, type, arguments)
         return _where_square_overflows(f, name, type, arguments[0], result) if name in _OVERFLOWING else result
     assert function.libm is not None
+    own = math_own.FORMS.get(name) if type.lanes and type.kind == "f32" and not f.target.vector_library else None
+    if own is not None:
+        return outlined(Code(f, type), f"own.{name}", own, tuple(arguments), double=True)
     if not type.lanes:
         return _call_libm(f, function.libm, type, arguments)
     return _by_lane(f, function.libm, type, arguments)
