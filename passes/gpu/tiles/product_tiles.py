@@ -266,7 +266,9 @@ def _of_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes, gpu: Gpu
     enough = gpu.multiprocessors * MIN_PROGRAMS_PER_MULTIPROCESSOR
     columns = next((n for n in SKINNY_BLOCK_COLUMNS if around * (sizes.trips(many) // n) >= enough), SKINNY_BLOCK_COLUMNS[-1])
     loads = [a for n in inside for a in n.accesses if not a.is_store and n.loops[-1].dim in free_dims(a.offset)]
-    each = sum(element_bytes(a.dtype) * (rows if _along(a, few) else columns if _along(a, many) else 1) for a in loads)
+    terms_alone = {one.dim for n in inside for one in n.loops}
+    places = [rows if _along(a, few) else 1 if free_dims(a.offset) <= terms_alone else columns for a in loads]
+    each = sum(element_bytes(a.dtype) * places[k] for k, a in enumerate(loads))
     kinds = HALVES | {f.element for n in inside for f in factors(info, n)}
     computes = any(a.dtype not in kinds for a in loads)
     stages = SKINNY_STAGES - (0 if computes else 1 if columns < SKINNY_BLOCK_COLUMNS[0] else 2)

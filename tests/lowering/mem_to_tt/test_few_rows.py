@@ -102,6 +102,16 @@ def test_sums_are_split_where_there_are_few_columns(columns, parts):
     assert shapes == ([["16", str(columns), str(parts)]] if parts > 1 else []) + [["16", str(columns)]]
 
 
+def test_rows_that_a_table_names_take_room_as_others_do():
+    """Those of the other matrix: their places are loaded, and not the loops of the nest."""
+    x, w, which = empty(64, 4096), empty(10000, 4096), empty(8192, dtype=torch.int64)
+    shapes = []
+    for module in (lowered(lambda x, w, i: F.silu(F.linear(x, w[i])), x, w, which), lowered(layer, x, empty(8192, 4096))):
+        found_here = (shape_of(op.result.type) for op in found(module, LoadOp))
+        shapes.append(next(shape for shape in found_here if len(shape) == 2 and 1 not in shape))
+    assert shapes[0] == shapes[1]
+
+
 def test_matrices_are_loaded_as_they_lie():
     by_rows = lowered(lambda x, w: x @ w, empty(16, 1024), empty(1024, 16384))
     by_columns = lowered(lambda x, w: x @ w.t(), empty(16, 1024), empty(16384, 1024))
