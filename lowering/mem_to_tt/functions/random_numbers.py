@@ -10,6 +10,7 @@ from xdsl.dialects.builtin import IntegerAttr, i32, i64
 from xdsl.ir import Operation, SSAValue
 
 from ....dialects import loop
+from ....dialects.expr import ONE, as_expr, exact_quotient, linear_coeff
 from ....dialects.support.philox import KEY_STEPS, MULTIPLIERS, ROUNDS
 from ....dialects.tt import arith as tt_arith
 from ....dialects.tt.compute import MulhiUIOp, PreciseSqrtOp
@@ -47,10 +48,31 @@ def _position(s: State, offset: SSAValue) -> tuple[SSAValue, SSAValue]:
 
     total = offset.owner
     if isinstance(total, arith.AddiOp) and _is_multiple_of_four(total.lhs):
-        start, i = (b.resize(s.get(v), i64) for v in (total.lhs, total.rhs))
-        return b.add(quarter(start), quarter(i)), b.resize(i, i32)
+        start = quarter(b.resize(s.get(total.lhs), i64))
+        along = _along_axis(s, total.rhs)
+        if along is not None:
+            rest, first, lane = (b.resize(v, i64) for v in along)
+            return b.add(b.add(b.add(start, rest), quarter(first)), quarter(lane)), b.resize(along[2], i32)
+        i = b.resize(s.get(total.rhs), i64)
+        return b.add(start, quarter(i)), b.resize(i, i32)
     k = b.resize(s.get(offset), i64)
     return quarter(k), b.resize(k, i32)
+
+
+def _along_axis(s: State, offset: SSAValue) -> tuple[SSAValue, SSAValue, SSAValue] | None:
+    """A number 4 * a + b + c of a stream as a, b and c, where c goes along an axis of the tile and b, where its block begins, is a multiple
+    of four, too: the sum of these would hide that."""
+    e = s.info.exprs.get(offset)
+    if e is None:
+        return None
+    for axis, (first, _, loops) in s.blocks.items():
+        d = loops[0].dim
+        if len(loops) != 1 or s.axes[axis].block % 4 or linear_coeff(e, d) is not ONE:
+            continue
+        rest = exact_quotient(e - d, as_expr(4))
+        if rest is not None:
+            return s.number(rest), first, s.lane(axis)
+    return None
 
 
 def _is_multiple_of_four(value: SSAValue) -> bool:
