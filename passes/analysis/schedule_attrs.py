@@ -38,6 +38,10 @@ def schedule_table(nest: Operation) -> Mapping[str, Attribute]:
     return given.data if isinstance(given, DictionaryAttr) else {}
 
 
+CARRIED = "carried_scores"
+"""The attribute of a function that says of how many products the scores are to stay on chip, until that is done."""
+
+
 def tile_table(tile: DictionaryAttr) -> dict[str, Attribute]:
     """The entries of a tile by the names of today."""
     return {OLDER_TILE_KEYS.get(key, key): value for key, value in tile.data.items()}

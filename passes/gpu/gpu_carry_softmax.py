@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from xdsl.context import Context
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
-from xdsl.dialects.builtin import FloatAttr, ModuleOp, f32, i1
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, ModuleOp, f32, i1
+from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop
@@ -31,6 +32,7 @@ from ...dialects.expr.ranges import RangeEnv, range_of
 from ..analysis.accesses.disjoint import separate_iterations
 from ..analysis.nest_access import NestAccess
 from ..analysis.reduction_kinds import Cursor
+from ..analysis.schedule_attrs import CARRIED
 from ..analysis.symbols import symbol_facts
 from ..cost.contraction_price import MAX_WEIGHED_ELEMENTS
 from ..cost.machine import Gpu, machine_of
@@ -58,18 +60,31 @@ class GpuCarrySoftmax(Pass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, _ = symbol_facts(op)
+        funcs = [f for f in op.ops if isinstance(f, FuncOp)]
+        wanted = [f.attributes.pop(CARRIED, None) for f in funcs]
         if not self.columns or not machine_of(op, Gpu).multiplies_halves:
             return
+        for func, number in zip(funcs, wanted, strict=True):
+            self._carry_scores(func, number.value.data if isinstance(number, IntegerAttr) else 0, symbols)
         for nest in [n for n in op.walk() if isinstance(n, loop.NestOp) and n.results]:
+            if readers := stored_weights(nest):
+                self._carry_weights(nest, readers, symbols)
+
+    def _carry_scores(self, func: FuncOp, wanted: int, symbols: RangeEnv) -> None:
+        """Attention of a function; a remark says where the nests of products that were chosen for it (`wanted`) have no such form."""
+        seen = 0
+        for nest in [n for n in func.walk() if isinstance(n, loop.NestOp) and n.results]:
             found = softmax_weights(nest)
             if isinstance(found, SoftmaxWeights):
+                seen += 1
                 refused = _rewrite(nest, found, symbols, self.columns)
                 self.remark(nest, refused or "scores are computed where their rows are weighed", kind="missed" if refused else "applied")
                 if refused is None:
                     self.statistic("num-carried")
-        for nest in [n for n in op.walk() if isinstance(n, loop.NestOp) and n.results]:
-            if readers := stored_weights(nest):
-                self._carry_weights(nest, readers, symbols)
+        if wanted > seen:
+            why = "no nest stores weights of a softmax that another one weighs rows by"
+            lost = f"scores are in memory though products were chosen to keep them on chip ({wanted - seen})"
+            self.remark(func, f"{lost}: {why}", kind="missed")
 
     def _carry_weights(self, nest: loop.NestOp, readers: list[loop.NestOp], symbols: RangeEnv) -> None:
         """Weights that are no softmax."""

@@ -33,6 +33,7 @@ from ....dialects.machine import has_library
 from ....dialects.nd.base import ExprsAttr
 from ....dialects.nd.pointwise import OPS
 from ....dialects.nd.types import FLOATS, tensor_type
+from ...analysis.schedule_attrs import CARRIED, int_attr
 from ...analysis.symbols import symbol_hints
 from ...cost.library_cost import size
 from ...cost.machine import Gpu, machine_of
@@ -184,6 +185,7 @@ class NdLibraryProducts(Pass):
         chooser = ProductChooser(machine_of(op, Gpu), hints, symbols, "never" if everything else self.library, types, scaled)
         chosen: dict[Operation, Choice] = {}
         joined: set[Operation] = set()
+        carrying: set[Operation] = set()
 
         def own_kernel(rw: Rewriter, op: nd.MatmulOp, bias: SSAValue | None = None) -> SSAValue | None:
             """A product, and its bias, as multiplications and a sum."""
@@ -197,6 +199,8 @@ class NdLibraryProducts(Pass):
                 self.remark(op, str(choice), "applied" if choice.generated else "missed")
             if choice is None or not choice.generated:
                 return as_terms(rw, op, bias=bias) if everything else None
+            if choice.carries_scores:
+                carrying.add(op)
             one = scaled.get(op)
             casts = exact_factors(op) if one is None else one.casts
             if casts is not None:
@@ -268,7 +272,10 @@ class NdLibraryProducts(Pass):
                 nd.ConvOp: [own_convolution, convolution_bias, pixel_product], nd.ExternOp: [grouped_product, pixel_product],
             }  # fmt: skip
             rewriter = Rewriter(func, rules, symbols)  # pyright: ignore[reportArgumentType]
+            carrying.clear()
             rewriter.run()
+            if carrying:
+                func.attributes[CARRIED] = int_attr(len(carrying))
             named = (biased_product, own_product, library_product, joined_factor, own_convolution, convolution_bias)
             for rule in (*named, grouped_product, pixel_product):
                 self.statistic(rule.__name__.replace("_", "-"), rewriter.changed.get(rule.__name__, 0))

@@ -71,6 +71,8 @@ class Choice:
     reason: str
     library_ns: float = 0.0
     generated_ns: float = 0.0
+    carries_scores: bool = False
+    """Whether it is to keep the scores that weigh its terms on chip, which a later pass does."""
 
     def __str__(self) -> str:
         prices = f" (library {self.library_ns / 1e3:.4g} us, generated {self.generated_ns / 1e3:.4g} us)" if self.generated_ns else ""
@@ -167,7 +169,8 @@ class ProductChooser:
             return
         reason = "its scores are weights of another product, and stay on chip"
         for op in one.products:
-            found[op] = Choice(True, "its terms are weighed by scores that stay on chip" if op is weighed else reason, calls, kernel)
+            why = "its terms are weighed by scores that stay on chip" if op is weighed else reason
+            found[op] = Choice(True, why, calls, kernel, carries_scores=op is weighed)
 
     def _choose_weights(self, one: CarriedWeights, found: dict[Operation, Choice], works: Mapping[Operation, Contraction]) -> None:
         """All products of a group are generated where that is cheaper than each by its own price, with the weights in memory."""

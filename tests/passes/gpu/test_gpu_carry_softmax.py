@@ -19,7 +19,7 @@ from stepwell.dialects.tt.structure import FuncOp
 from stepwell.dialects.tt.types import shape_of
 from stepwell.lowering.fx.decompositions import decomposition_table
 from stepwell.lowering.fx_to_nd import import_graph
-from stepwell.passes.analysis.schedule_attrs import schedule_table
+from stepwell.passes.analysis.schedule_attrs import CARRIED, schedule_table
 from stepwell.passes.manager.instrumentation import Instrumentation
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
@@ -31,7 +31,7 @@ BF16 = torch.bfloat16
 
 def lowered(
     function, *args, stages=("nd", "loop", "mem", "tt"), carry="gpu-carry-softmax", products="", dynamic=(), machine="sm_90",
-    of="gpu-carry-softmax",
+    of="gpu-carry-softmax", left_out=(),
 ):  # fmt: skip
     """The module, and the remarks of a pass. `dynamic`: dimensions of each argument whose sizes are symbols."""
 
@@ -48,6 +48,8 @@ def lowered(
     if products:
         pipeline.replace("nd-library-products", products)
     pipeline.replace("gpu-carry-softmax", carry)
+    for name in left_out:
+        pipeline.remove(name)
     remarks = []
     run(pipeline, module, context(), Instrumentation(remarks=remarks.append))
     module.verify()
@@ -446,3 +448,12 @@ def test_other_programs_stay_as_they_are(name):
 def test_columns_are_bounded_by_the_option():
     _, (remark,) = lowered(plain, Q, K, V, stages=("nd", "loop"), carry="gpu-carry-softmax{columns=32}")
     assert remark.kind == "missed" and "40 columns, the most are 32" in remark.message
+
+
+def test_products_that_were_chosen_for_scores_on_chip_say_if_these_are_in_memory():
+    """Without fusion no nest stores the weights of a row with its maximum."""
+    module, remarks = lowered(flex, Q, K, V, THERE, stages=("nd", "loop"), left_out=("loop-fuse",))
+    assert [r.kind for r in remarks] == ["missed"] and "were chosen to keep them on chip (1)" in remarks[0].message
+    assert not any(CARRIED in op.attributes for op in module.walk())
+    module, remarks = lowered(flex, Q, K, V, THERE, stages=("nd", "loop"))
+    assert [r.kind for r in remarks] == ["applied"] and not any(CARRIED in op.attributes for op in module.walk())
