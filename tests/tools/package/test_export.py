@@ -1,7 +1,9 @@
 """Models as packages: the same bits as the compiled model, in a process that has no compiler."""
 
+import gc
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -130,3 +132,26 @@ def test_weights_in_the_file_stay_as_they_are(packed):
     loaded.weights["0.weight"].zero_()
     assert path.read_bytes() == before
     assert not torch.equal(loaded(x), stepwell.load(path)(x))
+
+
+def test_threads_call_one_package_at_the_same_time(packed):
+    path, _, x = packed
+    loaded = stepwell.load(path)
+    inputs = [torch.randn_like(x) for _ in range(4)]
+    wanted = [loaded(one) for one in inputs]
+
+    def calls(k):
+        return all(torch.equal(loaded(inputs[k]), wanted[k]) for _ in range(300))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(calls, range(4)))
+
+
+def test_loaded_packages_share_pages_and_not_values(packed):
+    path, _, x = packed
+    loaded = [stepwell.load(path) for _ in range(3)]
+    want = loaded[0](x)
+    loaded[1].weights["0.weight"].zero_()
+    del loaded[0]
+    gc.collect()
+    assert torch.equal(loaded[1](x), want) and not torch.equal(loaded[0](x), want)
