@@ -183,14 +183,13 @@ class _FunctionModule(torch.nn.Module):
 def package_sections(graphs: Sequence[ExportedGraph], levels: Sequence[Level], options: Options, ir: bool = True) -> list[Content]:
     """The sections of a package of these entry points."""
     weights = WeightTable()
-    names = [{name: weights.add(name, g.tensors[name], g.kinds[name], g.point.name) for name in g.tensors} for g in graphs]
     code = CodeSections(ir)
     contents: list[Content] = []
     for level in levels:
         with code.level(level):
-            for graph, given in zip(graphs, names, strict=True):
+            for graph in graphs:
                 compiled = code.compile(graph.on(level.device), options, graph.point.name)
-                record = schema.changed(_record(graph, compiled, given, weights), kernels=code.add_kernels(compiled.description))
+                record = schema.changed(_record(graph, compiled, weights), kernels=code.add_kernels(compiled.description))
                 contents.append((Section("program", graph.point.name, 0, 0, "", level.target.name), schema.dump(record)))
                 code.add_object(graph.point.name, compiled.code)
     table, parts = weights.finish()
@@ -205,14 +204,18 @@ def package_sections(graphs: Sequence[ExportedGraph], levels: Sequence[Level], o
     return [*head, *contents, *code.finish(), *tail]
 
 
-def _record(graph: ExportedGraph, compiled: CompiledGraph, names: Mapping[str, str], weights: WeightTable) -> ProgramRecord:
+def _record(graph: ExportedGraph, compiled: CompiledGraph, weights: WeightTable) -> ProgramRecord:
     point = graph.point.name
     objects = tuple(object_record(point, one) for one in compiled.objects)
+
+    def weight(name: str) -> str:
+        return weights.add(name, graph.tensors[name], graph.kinds[name], point)
+
     places = [graph.placeholders[k] for k in compiled.inputs]
-    sources = [Source("weight", names[one]) if isinstance(one, str) else Source("input", index=one) for one in places]
+    sources = [Source("weight", weight(one)) if isinstance(one, str) else Source("input", index=one) for one in places]
     constants = [weights.add_constant(value, point) for value in compiled.constants]
     results = tuple(_result(graph, compiled, one) for one in graph.results)
-    updates = tuple(names[name] for name in graph.updated)
+    updates = tuple(map(weight, graph.updated))
     return schema.changed(record_of(compiled.description, tuple(sources), results, tuple(constants), updates), objects=objects)
 
 

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ...dialects.expr import Expr, to_python
 from ...lowering.fx.decompositions import decomposition_table
+from ...lowering.fx.post_grad.freezing import fold, foldable
 from ...lowering.fx.pre_grad.whole_operators import whole_overloads
 from ...lowering.fx.rewrites import rewrites_at
 from ...lowering.sympy_bridge import bound_of, symint_expr
@@ -58,10 +59,22 @@ def exported_graph(name: str, program: Any, options: Options, for_gpu: bool = Fa
     """The graph of an ExportedProgram as entry point `name`. `for_gpu`: one of a model on the CPU for a GPU, too. PackageError names what a
     package cannot hold."""
     found = _graph(name, decomposed(name, program, options))
+    if options.freezing:
+        _freeze(found)
     if for_gpu and device_of(found.gm) == "cpu":
+        if options.freezing:
+            raise PackageError(f"entry point '{name}': option 'freezing' for a GPU takes a model that is there")
         moved = _graph(name, decomposed(name, program, options, attention_in_parts()))
         found.gpu = on_device(moved.gm, "cuda:0")
     return found
+
+
+def _freeze(graph: ExportedGraph) -> None:
+    """Make the weights of a graph constants, as far as it neither writes nor returns them."""
+    nodes = [n for n in graph.gm.graph.nodes if n.op == "placeholder"]
+    weights = {n: graph.tensors[what] for n, what in zip(nodes, graph.placeholders, strict=True) if isinstance(what, str)}
+    fold(graph.gm, foldable(graph.gm, weights))
+    graph.gm.recompile()
 
 
 def _graph(name: str, program: Any) -> ExportedGraph:

@@ -286,3 +286,22 @@ def test_weights_of_odd_layouts(package):
     views = torch.randn(4, 3).t(), torch.randn(10, 8)[2:5, 1:8:2], torch.randn(1, 4).expand(3, 4)
     for weight in (*views, torch.empty(0, 4), torch.tensor(2.0)):
         same(package(Weighted(weight), (weight.clone(),))(weight.clone()), (weight.clone(), weight))
+
+
+def test_frozen_weights_are_constants(package):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
+    model[1].running_mean.normal_()
+    x = torch.randn(2, 3, 8, 8)
+    loaded = package(model, (x,), options={"freezing": True})
+    torch.testing.assert_close(loaded(x), model(x).detach())
+    assert all(name.startswith("forward.constant") for name in loaded.weights)
+    with pytest.raises(PackageError, match="it has no weight '0.weight'"):
+        stepwell.load(loaded.path, weights=model.state_dict())
+
+
+def test_a_whole_state_dict_fits_though_a_part_of_it_is_not_used(package):
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval(), torch.randn(2, 4)
+    loaded = package(model, (x,))
+    assert "1.num_batches_tracked" in loaded.weights
+    same(stepwell.load(loaded.path, weights=model.state_dict())(x), model(x))
