@@ -140,3 +140,21 @@ def test_derivatives_in_forward_mode_begin_without_the_library():
     x, v, calls = torch.randn(3, 4).t(), torch.randn(4, 3), stepwell.counters["fallback"]
     torch.testing.assert_close(compiled(program, fullgraph=True)(x, v), program(x, v))
     assert stepwell.counters["fallback"] == calls
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_jagged_tensors_attend(train):
+    """Each sequence to itself; torch runs its operator for nested tensors between our graphs."""
+
+    def program(q, k, v):
+        return nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
+
+    parts = [[torch.randn(n, 2, 8) for n in (3, 7, 1)] for _ in range(3)]
+    seen = []
+    for fn in (program, compiled(program)):
+        given = [torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=train) for rows in parts]
+        out = fn(*given)
+        if train:
+            (out.values() * torch.arange(8.0)).sum().backward()
+        seen.append((out.values().detach(), *((x.grad.values() for x in given) if train else ())))
+    torch.testing.assert_close(seen[1], seen[0])
