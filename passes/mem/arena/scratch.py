@@ -30,7 +30,7 @@ Sizes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Blocks:
+class OneDnnBlocks:
     """How oneDNN, and torch around it, go about convolutions. `channels`: that lie together; `image_channels`: of the input up to which
     they are read as they are where the weight's gradient is computed; `generated_places`: of a row of the kernel up to which there is
     generated code for those; `direct_image_elements`: of a single image up to which torch does not call oneDNN, where all channels are one
@@ -43,7 +43,7 @@ class Blocks:
     images: int
 
 
-ONEDNN = prices("onednn_blocks", Blocks)
+ONEDNN = prices("onednn_blocks", OneDnnBlocks)
 
 
 @dataclass(frozen=True)

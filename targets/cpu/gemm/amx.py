@@ -18,6 +18,9 @@ are then streamed once, never packed.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from ....passes.cost.machine.prices import prices
 from .convert import convert_rows
 from .ir import Function, Value
 from .kernels import KERNEL_ARGS, KERNEL_TYPES
@@ -29,11 +32,20 @@ TILE_ROWS = 16
 STRIP_ROWS = 2 * TILE_ROWS
 STEP_TERMS = 32
 """Elements along K in one multiplication."""
-DEPTH_MAX = 1024
-COLUMNS_MAX = 256
-SWAP_ROWS_MAX = 256
-"""With B stored [N, K], up to this many rows of A are packed instead of B."""
-SUM_ROWS_MAX = 192
+
+
+@dataclass(frozen=True)
+class AmxBlocks:
+    """How much of a product a thread has at once: terms and columns of a packed block of B; rows of unfinished sums. `swap_rows`: with B
+    stored [N, K], up to this many rows of A are packed instead of B."""
+
+    depth: int
+    columns: int
+    swap_rows: int
+    sum_rows: int
+
+
+BLOCKS = prices("cpu_amx_blocks", AmxBlocks)
 
 
 class AmxPlan:
@@ -42,11 +54,11 @@ class AmxPlan:
     def __init__(self, spec: GemmSpec):
         self.spec, self.shape, self.row_grain = spec, Shape(spec), STRIP_ROWS
         sizes = {
-            "bias": max(COLUMNS_MAX, STRIP_ROWS) * 4,
-            "left": STRIP_ROWS * (DEPTH_MAX * 2 + 64),
-            "right": DEPTH_MAX * 2 * COLUMNS_MAX,
-            "sums": SUM_ROWS_MAX * COLUMNS_MAX * 4,
-            "turned": COLUMNS_MAX * STRIP_ROWS * 4,
+            "bias": max(BLOCKS.columns, STRIP_ROWS) * 4,
+            "left": STRIP_ROWS * (BLOCKS.depth * 2 + 64),
+            "right": BLOCKS.depth * 2 * BLOCKS.columns,
+            "sums": BLOCKS.sum_rows * BLOCKS.columns * 4,
+            "turned": BLOCKS.columns * STRIP_ROWS * 4,
         }
         self.offsets, end = {}, 0
         for name, size in sizes.items():
@@ -205,14 +217,14 @@ class _Block:
         begin_tiles(f, self.symbol)
         self._choose_sides()
         self.bias, self.left, self.right, self.sums, self.turned = (f.at("%scratch", o) for o in plan.offsets.values())
-        blocks = f.max(f.ceil_div("%depth", DEPTH_MAX), 1)
+        blocks = f.max(f.ceil_div("%depth", BLOCKS.depth), 1)
         kc_max = f.max(f.round_up(f.ceil_div("%depth", blocks), STEP_TERMS), STEP_TERMS)
         self.many = f.cmp("sgt", "%depth", kc_max)
-        self.sums_ld = COLUMNS_MAX * 4
-        mc = f.pick(self.many, SUM_ROWS_MAX, f.max(f.sub(self.row_end, self.row_begin), 1))
-        with f.loop(self.column_begin, self.column_end, COLUMNS_MAX) as jc:
-            self.jc, self.nc = jc.i, f.min(COLUMNS_MAX, f.sub(self.column_end, jc.i))
-            f.do(f"call void @llvm.memset.p0.i64(ptr {self.bias}, i8 0, i64 {COLUMNS_MAX * 4}, i1 false)")
+        self.sums_ld = BLOCKS.columns * 4
+        mc = f.pick(self.many, BLOCKS.sum_rows, f.max(f.sub(self.row_end, self.row_begin), 1))
+        with f.loop(self.column_begin, self.column_end, BLOCKS.columns) as jc:
+            self.jc, self.nc = jc.i, f.min(BLOCKS.columns, f.sub(self.column_end, jc.i))
+            f.do(f"call void @llvm.memset.p0.i64(ptr {self.bias}, i8 0, i64 {BLOCKS.columns * 4}, i1 false)")
             with f.when(f.both(self.has_bias, self.not_swapped)):
                 self._load_bias(self.jc, self.nc)
             with f.loop(self.row_begin, self.row_end, mc) as ic:
@@ -239,7 +251,7 @@ class _Block:
             # Packing A and transposing C against packing B.
             m, n = f.sub("%m1", "%m0"), f.sub("%n1", "%n0")
             cheaper = f.cmp("slt", f.mul(m, f.add("%depth", f.mul(n, 2))), f.mul(n, "%depth"))
-            s = self.swapped = f.both(f.cmp("sle", m, SWAP_ROWS_MAX), cheaper)
+            s = self.swapped = f.both(f.cmp("sle", m, BLOCKS.swap_rows), cheaper)
             self.not_swapped = f.let(f"xor i1 {s}, true", "t")
             self.left_matrix, self.right_matrix = (str(f.pick(s, *x, "ptr")) for x in (("%b", "%a"), ("%a", "%b")))
             self.left_ld, self.right_ld = f.pick(s, ldb, lda), f.pick(s, lda, ldb)
@@ -274,7 +286,7 @@ class _Block:
         f, symbol = self.f, self.symbol
         row_stride, k_stride = (2, self.left_ld) if self.spec.trans_a else (self.left_ld, 2)
         left = f.at(f.at(self.left_matrix, f.mul(i, row_stride)), f.mul(self.pc, k_stride))
-        strip_ld = DEPTH_MAX * 2 + 64
+        strip_ld = BLOCKS.depth * 2 + 64
         tall = f.cmp("sgt", mr, TILE_ROWS)
         copies = "true"
         if not self.spec.trans_a:

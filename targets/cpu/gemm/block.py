@@ -16,6 +16,9 @@ stored [K, N].
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from ....passes.cost.machine.prices import prices
 from .convert import convert_rows
 from .ir import Function, Value
 from .kernels import KERNEL_TYPES, dot_kernel, tile_kernel, vector_kernel
@@ -34,20 +37,27 @@ BLOCK_ARGS = (
 """Matrices of one batch entry; strides in elements; `depth` is K; the rectangle [m0, m1) x [n0, n1)."""
 BLOCK_TYPES = ", ".join(ty for ty, _ in BLOCK_ARGS)
 
-UNITS_MAX = 768
-"""Longest K block in units of 4 bytes."""
-COLUMNS_MAX = 512
-UNPACKED_ROWS_MAX = 12
-"""Up to this many rows of A do without packing B: stored [N, K], they are computed as dot products; stored [K, N], they read B in
-place."""
-DOT_DEPTH = 1024
-DOT_COLUMNS = 192
-VECTOR_COLUMNS = 2048
-NEAR_BYTES = 4096
-IN_PLACE_ROWS_MAX = 192
-"""The same of B stored [K, N] whose rows are no more than NEAR_BYTES, a page, apart."""
-UNITS_MAX_TRANSPOSED = 256
-"""Longest K block for a transposed A; short, so that the block of B is wide and A is packed less often."""
+
+@dataclass(frozen=True)
+class GemmBlocks:
+    """How much of a product a thread has at once. `units`: the longest K block, in units of 4 bytes; `transposed_units` that of a
+    transposed A: short, so that the block of B is wide and A is packed less often; `columns`: the widest block. `unpacked_rows`: so many
+    rows of A do without packing B: stored [N, K], they are computed as dot products; stored [K, N], they read B in place; `in_place_rows`:
+    the same of B stored [K, N] whose rows are no more than `near_bytes`, a page, apart. `dot_depth`, `dot_columns`: a block of dot
+    products; `vector_columns`: of a single row."""
+
+    units: int
+    transposed_units: int
+    columns: int
+    unpacked_rows: int
+    in_place_rows: int
+    near_bytes: int
+    dot_depth: int
+    dot_columns: int
+    vector_columns: int
+
+
+BLOCKS = prices("cpu_product_blocks", GemmBlocks)
 TILE_BYTES = 192 * 1024
 """Scratch for unfinished sums when C cannot hold them."""
 TABLE_ENTRIES = 10
@@ -62,7 +72,7 @@ class BlockPlan:
         self.shape = shape = Shape(spec)
         isa = shape.isa
         self.row_grain = isa.rows
-        self.units_max = (UNITS_MAX_TRANSPOSED if spec.trans_a else UNITS_MAX) * 4 // shape.acc_bytes
+        self.units_max = (BLOCKS.transposed_units if spec.trans_a else BLOCKS.units) * 4 // shape.acc_bytes
         self.group = 8 * isa.rows
         self.direct = spec.c_type == spec.acc and not spec.tile
         dot = isa.masks and (shape.element >= 4 or isa.masks16) and not spec.trans_a
@@ -71,7 +81,7 @@ class BlockPlan:
         """Rows of a transposed A that are packed together."""
         self.narrow = [v for v in (isa.vectors // 4, isa.vectors // 2) if v]
         """Widths, in vectors, of the tiles for the last columns; always of full height, through a tile on the stack."""
-        self.bias_bytes = VECTOR_COLUMNS * shape.acc_bytes
+        self.bias_bytes = BLOCKS.vector_columns * shape.acc_bytes
         self.a_row_bytes = self.units_max * shape.packed_bytes + 64
         self.a_bytes = self.a_row_bytes * (self.group if spec.trans_a else isa.rows)
         panel = self.units_max * shape.width * shape.packed_bytes
@@ -115,7 +125,7 @@ def block_functions(plan: BlockPlan, symbol: str) -> list[str]:
         out += _tables(symbol, "dot", names, [r for r, _ in tiles], [c for _, c in tiles])
     if plan.special == "vector":
         out.append(vector_kernel(shape, f"{symbol}_vector"))
-        out += _tables(symbol, "vector", [f"{symbol}_vector"] * TABLE_ENTRIES, [1] * TABLE_ENTRIES, [VECTOR_COLUMNS] * TABLE_ENTRIES)
+        out += _tables(symbol, "vector", [f"{symbol}_vector"] * TABLE_ENTRIES, [1] * TABLE_ENTRIES, [BLOCKS.vector_columns] * TABLE_ENTRIES)
     if spec.trans_b:
         out.append(pack_b_columns(shape, f"{symbol}_pack_b"))
     else:
@@ -193,7 +203,7 @@ class _Block:
     def _choose_form(self) -> None:
         f, plan = self.f, self.plan
         if plan.special == "dot":
-            self.special = f.cmp("sle", self.m, UNPACKED_ROWS_MAX)
+            self.special = f.cmp("sle", self.m, BLOCKS.unpacked_rows)
         elif plan.special == "vector":
             wide = f.cmp("sge", f.sub("%n1", "%n0"), 4 * self.shape.lanes)
             self.special = f.both(f.cmp("eq", self.m, 1), wide)
@@ -202,22 +212,22 @@ class _Block:
         self.not_special = f.let(f"xor i1 {self.special}, true", "t")
         self.in_place_b = "false"
         if plan.in_place_b:
-            near = f.cmp("sle", self.ldb, NEAR_BYTES)
-            self.in_place_b = f.cmp("sle", self.m, f.pick(near, IN_PLACE_ROWS_MAX, UNPACKED_ROWS_MAX))
+            near = f.cmp("sle", self.ldb, BLOCKS.near_bytes)
+            self.in_place_b = f.cmp("sle", self.m, f.pick(near, BLOCKS.in_place_rows, BLOCKS.unpacked_rows))
 
     def _choose_blocks(self) -> None:
         f, plan, shape = self.f, self.plan, self.shape
         units = f.ceil_div("%depth", shape.k_unit)
         per_block = f.max(f.ceil_div(units, f.max(f.ceil_div(units, plan.units_max), 1)), 1)
         fitting = f.div(shape.isa.cache_block // (shape.packed_bytes * shape.width), per_block)
-        nc = f.mul(f.min(f.max(fitting, 1), max(COLUMNS_MAX // shape.width, 1)), shape.width)
+        nc = f.mul(f.min(f.max(fitting, 1), max(BLOCKS.columns // shape.width, 1)), shape.width)
         self.kc_max, self.nc_max = f.mul(per_block, shape.k_unit), nc
         if plan.special:
             if plan.special == "dot":
-                blocks = f.max(f.ceil_div("%depth", DOT_DEPTH), 1)
-                kc, nc = f.max(f.round_up(f.ceil_div("%depth", blocks), 64), 64), DOT_COLUMNS
+                blocks = f.max(f.ceil_div("%depth", BLOCKS.dot_depth), 1)
+                kc, nc = f.max(f.round_up(f.ceil_div("%depth", blocks), 64), 64), BLOCKS.dot_columns
             else:
-                kc, nc = f.max("%depth", 1), VECTOR_COLUMNS
+                kc, nc = f.max("%depth", 1), BLOCKS.vector_columns
             self.kc_max = f.pick(self.special, kc, self.kc_max)
             self.nc_max = f.pick(self.special, nc, self.nc_max)
         self.tile_ld = self.ldc if plan.direct else f.mul(self.nc_max, shape.acc_bytes)
