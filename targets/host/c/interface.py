@@ -110,6 +110,7 @@ class Interface:
         code.require(code.call("stepwell_c_accept", "%model", tensor, label, *self._about(value), place))
         if not host.is_number(argument.type):
             return
+        code.require(code.call("stepwell_c_memory", "%model", label, "0", place))
         address = code.load(code.at(place, 0))
         if isinstance(argument.type, Float64Type):
             self.values[argument] = code.load(address, "double")

@@ -44,6 +44,7 @@ FUNCTIONS: dict[str, str] = {
     "stepwell_c_gpu_copy": "i32 (ptr, ptr, ptr, i64)",
     "stepwell_c_gpu_launch": "i32 (ptr, i64, ptr, i64, i64)",
     "stepwell_c_lock": "void ()",
+    "stepwell_c_memory": "i32 (ptr, ptr, i32, ptr)",
     "stepwell_c_poll": "i32 (ptr, ptr, ptr, ptr)",
     "stepwell_c_range": "i32 (ptr, ptr, i32, i64, i64, i64)",
     "stepwell_c_require": "i32 (ptr, i1, ptr)",

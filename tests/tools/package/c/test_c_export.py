@@ -115,6 +115,17 @@ def test_an_input_that_is_not_read_and_a_result_that_is_there_twice(tmp_path):
     torch.testing.assert_close(got, [x * 2 + 0.5, x * 2 + 0.5, x])
 
 
+def test_a_number_is_a_tensor_without_dimensions(tmp_path):
+    class Times(nn.Module):
+        def forward(self, x, n: int):
+            return x * n, x.new_ones(n)
+
+    x, n = torch.randn(3, 4), torch.tensor(5)
+    export_c(Times(), (x, 7), name="number", folder=tmp_path, dynamic_shapes=({}, Dim.DYNAMIC), levels=["cpu-v3"])
+    first, second = call(build(tmp_path, "number"), "forward", [x, n], [x, x])
+    torch.testing.assert_close((first, second), (x * 5, torch.ones(5)))
+
+
 def test_the_whole_interface(three):
     done = run_alone(build(three[0].parent, "three", ROOT / "tests/c_interface.c"))
     assert (done.returncode, done.stdout) == (0, "good\n"), done.stdout + done.stderr
