@@ -24,10 +24,12 @@ class Record:
     changed."""
 
     def __init__(self, *values: Any, **named: Any):
-        cls = type(self)
-        given = dict(zip(names_of(cls), values, strict=False))
+        cls, names = type(self), names_of(type(self))
+        given = dict(zip(names, values, strict=False))
+        if len(values) > len(names) or given.keys() & named.keys() or named.keys() - set(names):
+            raise TypeError(f"{cls.__name__} takes {', '.join(names)}")
         given.update(named)
-        for name in names_of(cls):
+        for name in names:
             if name not in given:
                 try:
                     given[name] = getattr(cls, name)
