@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kwargs", help="keyword arguments of the model, as a Python dictionary")
     parser.add_argument("--dynamic", help="dynamic_shapes of torch.export, as a Python expression that may use Dim")
     parser.add_argument("--targets", help="cpu-v3, cpu-v4, cpu-native, sm_80, sm_90, with commas between")
+    parser.add_argument("--options", help="those of torch.compile, as a Python dictionary: \"{'freezing': True}\"")
     parser.add_argument("--no-ir", action="store_true", help="leave the IR out: smaller, and never compiled for other targets")
     parser.add_argument("--retarget", action="store_true", help="compile the IR of a package for other targets")
     parser.add_argument("--c", metavar="NAME", help="write NAME.o and NAME.h for C programs in place of a package")
@@ -85,7 +86,8 @@ def _retarget(given: argparse.Namespace) -> int:
 def _export(given: argparse.Namespace) -> int:
     from .export import export
 
-    options: dict[str, Any] = dict(to=given.output, targets=_targets(given), ir=not given.no_ir)
+    chosen = _value(given.options or "{}", "--options", {})
+    options: dict[str, Any] = dict(to=given.output, targets=_targets(given), ir=not given.no_ir, options=chosen)
     if given.model.endswith(".pt2"):
         return export(given.model, **options)
     model, args, kwargs, dynamic = _loaded(given)

@@ -43,8 +43,9 @@ def test_a_factory_gives_the_model_and_what_belongs_to_it(model, tmp_path, capsy
     path = tmp_path / "a.stepwell"
     assert main(["export", f"{model}:factory", "--targets", "cpu-v3", "--no-ir", "-o", str(path)]) == 0
     assert stepwell.load(path).signature.entries[0].symbols[0].high == 64
-    assert main(["export", f"{model}:entries", "--targets", "cpu-v3", "--no-ir", "-o", str(path)]) == 0
-    assert stepwell.load(path).entries == ("one",)
+    given = ["--targets", "cpu-v3", "--no-ir", "--options", "{'freezing': True}", "-o", str(path)]
+    assert main(["export", f"{model}:entries", *given]) == 0
+    assert stepwell.load(path).entries == ("one",) and "0.weight" not in stepwell.load(path).weights
     assert main(["export", "--retarget", str(path), "--targets", "cpu-v4", "-o", str(path)]) == 2
     assert "it has no IR" in capsys.readouterr().err
 
@@ -59,6 +60,7 @@ def test_a_factory_gives_the_model_and_what_belongs_to_it(model, tmp_path, capsy
         (["MODEL:net", "--args", "1 +"], "--args '1 +': SyntaxError"),
         (["--retarget", "nowhere.stepwell", "--targets", "cpu-v3"], "nowhere.stepwell: it cannot be opened"),
         (["--retarget", "nowhere.stepwell"], "--retarget needs --targets"),
+        (["MODEL:factory", "--options", "{'frezing': True}"], "frezing"),
     ],
 )
 def test_what_is_wrong_is_said(model, tmp_path, capsys, arguments, message):
