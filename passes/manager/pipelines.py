@@ -42,7 +42,8 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
             "nd-split-reductions",
         ),
         "loop": (
-            "nd-to-loop", "loop-fuse", "gpu-carry-softmax", "gpu-carry-norms", "gpu-carry-groups", "loop-fuse-rows{columns-only}",
+            "nd-to-loop", "loop-fuse", "gpu-carry-softmax", "gpu-carry-norms", "gpu-carry-groups", "gpu-check-indices",
+            "loop-fuse-rows{columns-only}",
             "loop-recompute", "loop-layout", "loop-order",
         ),
         "mem": (

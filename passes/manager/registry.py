@@ -29,6 +29,7 @@ OURS: dict[str, str] = {
     "gpu-schedule": "passes.gpu.gpu_schedule:GpuSchedule",
     "gpu-tune": "targets.triton.gpu_tune:GpuTune",
     "gpu-carry-groups": "passes.gpu.carried.gpu_carry_groups:GpuCarryGroups",
+    "gpu-check-indices": "passes.gpu.carried.gpu_check_indices:GpuCheckIndices",
     "gpu-carry-norms": "passes.gpu.carried.gpu_carry_norms:GpuCarryNorms",
     "gpu-carry-softmax": "passes.gpu.gpu_carry_softmax:GpuCarrySoftmax",
     "gpu-online-softmax": "passes.gpu.gpu_online_softmax:GpuOnlineSoftmax",
