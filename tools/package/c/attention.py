@@ -38,13 +38,14 @@ def call_arguments(call: Node) -> dict[str, Any]:
 
 
 def _is_generated(given: dict[str, Any]) -> bool:
-    """Whether generated attention takes the tensors: one type of up to 32 bits, rows whose elements follow each other."""
+    """Whether generated attention takes the tensors: one type of up to 32 bits, rows whose elements follow each other, none repeated."""
     tensors = [given[name].meta["val"] for name in ("query", "key", "value", "attn_mask") if given[name] is not None]
     if any(t.dtype not in GENERATED or t.dtype != tensors[0].dtype for t in tensors):
         return False
     q, k, v = tensors[:3]
     same = isinstance(q.shape[-1], int) and q.shape[-1] == k.shape[-1] == v.shape[-1] and k.shape[1] == v.shape[1]
-    return same and all(t.stride(-1) == 1 or t.shape[-1] == 1 for t in tensors)
+    repeated = any(step == 0 and size != 1 for t in (q, k, v) for size, step in zip(t.shape, t.stride(), strict=True))
+    return same and not repeated and all(t.stride(-1) == 1 or t.shape[-1] == 1 for t in tensors)
 
 
 def _spell_out(gm: GraphModule, call: Node, given: dict[str, Any], table: dict[Any, Callable[..., Any]]) -> None:

@@ -56,7 +56,7 @@ def test_a_cache_that_the_model_keeps(tmp_path):
 
 
 def test_attention_that_is_spelled_out(tmp_path):
-    """Doubles, keys of fewer heads, causal."""
+    """Doubles, keys of fewer heads, causal; keys that every sample shares."""
     torch.manual_seed(0)
 
     def attention(q, k, v):
@@ -66,6 +66,9 @@ def test_attention_that_is_spelled_out(tmp_path):
     export_c(attention, (q, k, v), name="spelled", folder=tmp_path, levels=["cpu-v3"])
     want = attention(q, k, v)
     torch.testing.assert_close(call(build(tmp_path, "spelled"), "forward", [q, k, v], [want])[0], want)
+    q, k = q.float(), k[:1].float().expand(2, 2, 9, 8)
+    export_c(attention, (q, k, k), name="shared", folder=tmp_path, levels=["cpu-v3"])
+    torch.testing.assert_close(call(build(tmp_path, "shared"), "forward", [q, k, k], [q])[0], attention(q, k, k))
 
 
 @pytest.mark.parametrize("level", ["cpu-v1", "cpu-v3", "cpu-v4"])
