@@ -26,6 +26,8 @@ def attention_in_parts() -> dict[Any, Callable[..., Any]]:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         mask, dropout = given.pop("attn_mask", None), given.pop("dropout_p", 0.0)
         causal = given.pop("is_causal", False)
+        if mask is not None and mask.dtype is torch.bool:  # the operator takes numbers that are added
+            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, float("-inf"))
         return aten._scaled_dot_product_attention_math(query, key, value, mask, dropout, causal, None, **given)[0]
 
     return {aten.scaled_dot_product_attention.default: attention}
