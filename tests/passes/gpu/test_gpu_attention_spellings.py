@@ -122,11 +122,10 @@ def test_numbers(seed, interpreted):
 
 @pytest.mark.parametrize("seed", [*QUICK[:2], *(pytest.param(seed, marks=pytest.mark.long) for seed in LONG[:20])])
 def test_numbers_of_the_cpu(seed):
-    spelling = drawn(seed)
-    compare(spelling, seed, stepwell_draws=False) if not spelling.dropout else None
+    compare(drawn(seed), seed)
 
 
-def compare(spelling, seed, stepwell_draws=True):
+def compare(spelling, seed):
     """With eager's, and those of float64; dropout with the numbers that the seeds give."""
     torch._dynamo.reset()
     batch, heads, rows, terms, width = SMALL
