@@ -10,11 +10,12 @@ two layers with an activation between them. `gpu-carry-softmax` makes the nests,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.dialects.func import ReturnOp
+from xdsl.ir import Attribute, Operation, SSAValue, Use
 
 from ....dialects import nd
 from ....dialects.expr import product
@@ -150,8 +151,54 @@ def carried_weights(products: Collection[nd.MatmulOp], symbols: RangeEnv) -> Ite
             yield found
 
 
-def _group(first: nd.MatmulOp, products: Collection[nd.MatmulOp], symbols: RangeEnv) -> CarriedWeights | None:
-    """All that is computed of a product, element by element, with what else it is computed from, if products take all of it as weights."""
+def returned_weights(
+    first: nd.MatmulOp, products: Collection[nd.MatmulOp], symbols: RangeEnv
+) -> tuple[CarriedWeights, list[Use]] | None:
+    """The group of a product of which some weights are results, too (the gradient of a bias of their size), and where they are; None where
+    there are none, or where fewer than two products give scores, or weigh by them."""
+    others: list[Use] = []
+    group = _group(first, products, symbols, others)
+    several = group is not None and others and len(group.scores) > 1 and len(group.weighed) > 1
+    return (group, others) if several and group is not None else None
+
+
+def give_own_weights(group: CarriedWeights, others: Sequence[Use]) -> None:
+    """Compute weights that are results by products of their own."""
+    inside, block = set[Operation](), group.scores[0].parent
+    assert block is not None
+    for use in others:
+        turned, _ = _behind(use.operation.operands[use.index], _Everything(group), False)
+        inside.update(v.owner for v in turned if isinstance(v.owner, (nd.MatmulOp, PointwiseOp, *VIEWS)))
+    own: dict[SSAValue, SSAValue] = {}
+    for op in [op for op in block.ops if op in inside]:
+        copied = op.clone(own)
+        if isinstance(op, nd.MatmulOp):
+            view = nd.ReshapeOp.new((op.lhs,), op.lhs.type)  # with another operand: equal operations would be one
+            block.insert_op_before(view, op)
+            copied.operands = [view.result, *copied.operands[1:]]
+        block.insert_op_before(copied, op)
+        own[op.results[0]], copied.results[0].name_hint = copied.results[0], op.results[0].name_hint
+    for use in others:
+        use.operation.operands[use.index] = own[use.operation.operands[use.index]]
+
+
+@dataclass(frozen=True)
+class _Everything:
+    """What is computed of the products of a group, element by element."""
+
+    group: CarriedWeights
+
+    def __contains__(self, op: object) -> bool:
+        numel = product(tensor_type(self.group.scores[0].result).dims)
+        computed = isinstance(op, (PointwiseOp, *VIEWS)) and product(tensor_type(op.results[0]).dims) is numel
+        return op in self.group.scores or computed
+
+
+def _group(
+    first: nd.MatmulOp, products: Collection[nd.MatmulOp], symbols: RangeEnv, others: list[Use] | None = None
+) -> CarriedWeights | None:
+    """All that is computed of a product, element by element, with what else it is computed from, if products take all of it as weights.
+    `others`: gets the results of the function among it, which may be then."""
     numel = product(tensor_type(first.result).dims)
     inside: dict[Operation, None] = {first: None}
     weighed: dict[Operation, None] = {}
@@ -159,7 +206,11 @@ def _group(first: nd.MatmulOp, products: Collection[nd.MatmulOp], symbols: Range
     worklist: list[Operation] = [first]
     while worklist:
         op = worklist.pop()
-        users = [use.operation for use in op.results[0].uses]
+        uses = list(op.results[0].uses)
+        if others is not None:
+            others += [use for use in uses if isinstance(use.operation, ReturnOp)]
+            uses = [use for use in uses if not isinstance(use.operation, ReturnOp)]
+        users = [use.operation for use in uses]
         weighed.update((user, None) for user in users if isinstance(user, nd.MatmulOp))
         added.update((user, None) for user in users if isinstance(user, nd.ReduceOp) and _adds_batches(user))
         follows = [user for user in users if not isinstance(user, nd.MatmulOp) and user not in added]
@@ -211,7 +262,7 @@ def _rows(op: nd.MatmulOp, inside: Collection[Operation]) -> WeighedRows | None:
     return None if alone or not scores else found
 
 
-def _behind(weights: SSAValue, inside: Collection[Operation], is_turned: bool) -> tuple[dict[SSAValue, bool], tuple[SSAValue, ...]]:
+def _behind(weights: SSAValue, inside: Container[Operation], is_turned: bool) -> tuple[dict[SSAValue, bool], tuple[SSAValue, ...]]:
     """The values that weights are computed by, with whether rows of these are columns there; and those that come from outside."""
     beside: dict[SSAValue, None] = {}
     worklist, turned = [weights], {weights: is_turned}

@@ -38,7 +38,7 @@ from ...cost.library_cost import bytes_of, size
 from ...cost.machine import Gpu
 from ...cost.machine.gpu import HALF_BYTES, VECTOR_BYTES
 from .carried_scores import SHARED, CarriedScores, carried_scores, exact_factors
-from .carried_weights import CarriedWeights, carried_weights, turn_products
+from .carried_weights import CarriedWeights, carried_weights, give_own_weights, returned_weights, turn_products
 from .convolution_nests import is_depthwise, no_product, no_windows, read_once, reads_elements, sizes_of
 from .factor_types import HALVES, WIDE, FactorTypes
 from .grouped_products import GroupedProduct
@@ -94,6 +94,7 @@ class ProductChooser:
     def choose(self, func: FuncOp) -> tuple[dict[Operation, Choice], list[Candidate]]:
         """What becomes of each product of a function, and the candidates of which blocks of columns are to be products of their own."""
         self._give_own_scores(func)
+        self._give_own_weights(func)
         self._share_batches(func)
         found: dict[Operation, Choice] = {}
         parted: list[Candidate] = []
@@ -126,6 +127,19 @@ class ProductChooser:
                     weighed = library_ns(_work((op,), _Region([op.result], set()), 0, self.hints, self.types), self.gpu)
                     if self._kernel_ns(one) <= weighed + stream_ns(float(bytes_of(one.weights, self.hints)), self.gpu):
                         give_own_scores(one)
+
+    def _give_own_weights(self, func: FuncOp) -> None:
+        """Weights that are results, too, are computed once more for that where reading them for all products would cost more."""
+        possible = [op for op in _products(func) if self.may_be_scores(op)]
+        for op in possible if self.library == "price" else ():
+            found = returned_weights(op, possible, self.symbols)
+            if found is None or any(p.schedule is not None for p in found[0].products):
+                continue
+            products = [one.op for one in found[0].weighed]
+            calls = sum(library_ns(_work((p,), _Region([p.result], set()), 0, self.hints, self.types), self.gpu) for p in products)
+            calls += len(products) * stream_ns(float(bytes_of(op.result, self.hints)), self.gpu)
+            if sum(weighed_ns(work, self.gpu) for work in found[0].works(self.hints)) <= calls:
+                give_own_weights(*found)
 
     def _share_batches(self, func: FuncOp) -> None:
         """What may be one kernel has the same batch dimensions."""
