@@ -58,7 +58,8 @@ class Contraction:
     something else is behind the library's call. `sources`: bytes that factors are computed from on the way, `computed` bytes of these
     factors. `held`: numbers of each element that a thread of the generated kernel keeps at once (held_numbers.py). Of a convolution,
     `windows` are the bytes of image and weight; `vector`: it is depthwise, and its channels are `batch`. `grouped`: it is a product for
-    each group of rows or terms; of rows, each group has one of `matrices`, and a block of rows is computed once for each group in it."""
+    each group of rows or terms; of rows, each group has one of `matrices`, and blocks of rows begin with a group, so that half of one is
+    lost on the average."""
 
     rows: int
     columns: int
@@ -130,28 +131,27 @@ class Price:
 def price(work: Contraction, gpu: Gpu) -> Price:
     """The products alone, in one kernel of the library: the units go on while it stores blocks. A block ends with its group, so that half
     of one is lost on the average."""
-    return _fastest(work, gpu, work.factors, work.result, 1, True, work.matrices // 2, 0)
+    return _fastest(work, gpu, work.factors, work.result, 1, True, work.matrices // 2)
 
 
 def _fastest(
-    work: Contraction, gpu: Gpu, read: float, behind: float, held: int, lasting: bool, lost: int, cuts: int, own: bool = False
+    work: Contraction, gpu: Gpu, read: float, behind: float, held: int, lasting: bool, lost: int, own: bool = False
 ) -> Price:
     """One kernel, all sums side by side, by its fastest block. `read`: bytes read for factors; `behind`: bytes read and written beside
     elements of the result; `held`: as in a work; `lasting`: the units go on meanwhile; `lost`: blocks of rows that
-    are empty; `cuts`: those that programs compute once more; `own`: it is one of ours."""
+    are empty; `own`: it is one of ours."""
     rates = gpu.rates
     memory = (read + behind) / rates.memory_gbs
     each = 0.0 if lasting else behind / (work.batch * work.rows * work.columns)
     sums = Sums(
         work.rows, work.columns, work.depth, work.batch, work.sums, work.width, work.width * work.sums, each, work.kind,
-        (cuts, 0),
     )  # fmt: skip
     sums = generated(sums, gpu) if own else sums
     best: Price | None = None
     for rows, columns, parts in product(TILE_SIDES, TILE_SIDES, SPLIT_PARTS):
         warps = warps_for(rows * columns, work.sums * words(work.kind), held * words(work.kind), gpu)
-        if cuts and min(rows, columns) < MAX_SKINNY_ROWS:
-            continue  # a program that goes through several matrices has a large block
+        if own and lost and min(rows, columns) < MAX_SKINNY_ROWS:
+            continue  # a block of few rows would be one of many, and each finds out which rows it has
         if not warps and rows * columns > TILE_SIDES[-1] ** 2 or work.depth < Block.terms * parts and parts > 1:
             continue
         block = Block(rows, columns, warps=warps or PROGRAM_WARPS[-1], lasting=lasting)
@@ -201,7 +201,7 @@ def generated_price(work: Contraction, gpu: Gpu) -> Price:
     """The kernel of a generated product. With few rows, its blocks are small: several are on a multiprocessor at once, so that the units go
     on, and what a thread keeps is no limit."""
     few = is_few(work)
-    return _fastest(work, gpu, _read(work), work.beside + _written(work), 1 if few else work.held, few, 0, work.matrices - 1, True)
+    return _fastest(work, gpu, _read(work), work.beside + _written(work), 1 if few else work.held, few, work.matrices // 2, True)
 
 
 def _read(work: Contraction) -> float:
