@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from ....targets.host.c.plan import CEntryError
+from .spelled_out import replace_first_result
 
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 GENERATED = (torch.float32, torch.bfloat16, torch.float16)
@@ -50,25 +50,7 @@ def _is_generated(given: dict[str, Any]) -> bool:
 
 def _spell_out(gm: GraphModule, call: Node, given: dict[str, Any], table: dict[Any, Callable[..., Any]]) -> None:
     nodes = [given[name] for name in ("query", "key", "value", "attn_mask") if given[name] is not None]
-    form = partial(_attention, is_causal=given["is_causal"], scale=given["scale"])
-    traced = make_fx(form, decomposition_table=table, _allow_non_fake_inputs=True)(*(n.meta["val"] for n in nodes))
-    known: dict[Node, Any] = dict(zip((n for n in traced.graph.nodes if n.op == "placeholder"), nodes, strict=True))
-    with gm.graph.inserting_before(call):
-        for node in traced.graph.nodes:
-            if node.op == "get_attr":
-                name = f"{call.name}_{node.target}"
-                setattr(gm, name, getattr(traced, str(node.target)))
-                known[node] = gm.graph.get_attr(name)
-                known[node].meta.update(node.meta)
-            elif node.op == "call_function":
-                known[node] = gm.graph.node_copy(node, lambda n: known[n])
-                known[node].meta.setdefault("stack_trace", call.meta.get("stack_trace"))
-    returned = traced.graph.output_node().args[0]
-    assert isinstance(returned, Node)
-    result = known[returned]
-    for user in list(call.users):
-        if user.args[1] == 0:
-            user.replace_all_uses_with(result)
+    replace_first_result(gm, call, nodes, partial(_attention, is_causal=given["is_causal"], scale=given["scale"]), table)
 
 
 def _attention(q: Any, k: Any, v: Any, mask: Any = None, *, is_causal: bool, scale: float | None) -> Any:

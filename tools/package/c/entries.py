@@ -29,6 +29,7 @@ from ...compiled.compiled import CompiledGraph
 from ...options.options import Options
 from ..exported import ExportedGraph, exported_graph
 from .attention import spell_out_attention
+from .bags import spell_out_bags
 from .gpu import gpu_kernels
 
 ALIGNMENT = 64
@@ -80,6 +81,7 @@ class Entries:
         with _without_onednn():
             graph = exported_graph(name, program, Options(), for_gpu=self.on_gpu)
             graph = replace(graph, gm=graph.on("cuda" if self.on_gpu else "cpu"))
+            spell_out_bags(graph.gm, decomposition_table())
             if not self.on_gpu:
                 spell_out_attention(graph.gm, decomposition_table())
         _set_ranges(graph, program)

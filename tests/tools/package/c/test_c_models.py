@@ -71,6 +71,16 @@ def test_attention_that_is_spelled_out(tmp_path):
     torch.testing.assert_close(call(build(tmp_path, "shared"), "forward", [q, k, k], [q])[0], attention(q, k, k))
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_bags_of_embeddings(mode, tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.EmbeddingBag(30, 8, mode=mode).eval()
+    words, begins = torch.randint(0, 30, (17,)), torch.tensor([0, 3, 3, 9, 17])  # two bags are empty
+    export_c(model, (words, begins), name="bags", folder=tmp_path, levels=["cpu-v3"])
+    want = model(words, begins).detach()
+    torch.testing.assert_close(call(build(tmp_path, "bags"), "forward", [words, begins], [want])[0], want)
+
+
 @pytest.mark.parametrize("level", ["cpu-v1", "cpu-v3", "cpu-v4"])
 def test_each_level_computes_the_same(level, tmp_path):
     torch.manual_seed(0)
