@@ -39,6 +39,7 @@ from ..cost.machine import Gpu, machine_of
 from ..loop.transform.loop_rewrite import INDEX, clone_into, index_op
 from ..loop.transform.nest_transform import Refused
 from ..manager.pass_manager import Pass
+from .carried.mask_nests import compute_masks
 from .carried.product_weights import carry_weights, stored_weights
 from .carried.row_numbers import compute_where_read
 from .carried.softmax_weights import SoftmaxWeights, final_store, same_row, softmax_weights, yielded
@@ -73,6 +74,8 @@ class GpuCarrySoftmax(Pass):
     def _carry_scores(self, func: FuncOp, wanted: int, symbols: RangeEnv) -> None:
         """Attention of a function; a remark says where the nests of products that were chosen for it (`wanted`) have no such form."""
         seen = 0
+        for nest in [n for n in func.walk() if isinstance(n, loop.NestOp)]:
+            compute_masks(nest, symbols)
         for nest in [n for n in func.walk() if isinstance(n, loop.NestOp) and n.results]:
             found = softmax_weights(nest)
             if isinstance(found, SoftmaxWeights):

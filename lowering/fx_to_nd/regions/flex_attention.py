@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from ..core.importer import Importer
 
 
+TABLES = (torch.ops.aten.any.dim,)
+"""What makes tables of blocks: where masks are computed, these are read, so that all readers see what is the same for a block."""
+
+
 class BlockLists(NamedTuple):
     """What a BlockMask says of keys: for each block of rows how many blocks of keys there are, and which (batch, head, block, place); the
     same for full blocks. Its lists of rows for each block of keys say nothing more."""
@@ -225,9 +229,9 @@ def _mapped(function: Callable[..., Tensor], scores: tuple[int, ...], buffers: S
 
 def lower_attention(b: Importer, node: Node) -> Any:
     """flex_attention"""
-    return inline(b, attention, node.args)
+    return inline(b, attention, node.args, TABLES)
 
 
 def lower_attention_backward(b: Importer, node: Node) -> Any:
     """flex_attention_backward"""
-    return inline(b, attention_backward, node.args)
+    return inline(b, attention_backward, node.args, TABLES)

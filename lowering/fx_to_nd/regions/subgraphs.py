@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from ....dialects import nd
 from ....dialects.expr import strides_contiguous
 from ..core import devices
 
@@ -122,9 +123,10 @@ def _strides(b: Importer, val: Any) -> Any:
     return "contiguous" if tuple(b.sizes(steps)) == tuple(strides_contiguous(b.sizes(val.shape))) else None
 
 
-def inline(b: Importer, fn: Callable[..., Any], args: Any) -> Any:
-    """The value of `fn(*args)`, torch's definition of an operator, at nodes of the graph that is imported: its operators are written in
-    place of the call. The definition may bring tensors of other devices (a constant of the CPU) into a graph that had none."""
+def inline(b: Importer, fn: Callable[..., Any], args: Any, apart: Collection[Any] = ()) -> Any:
+    """The value of `fn(*args)`, a definition of an operator, at nodes of the graph that is imported: its operators are written in
+    place of the call. The definition may bring tensors of other devices (a constant of the CPU) into a graph that had none. `apart`:
+    operators whose values are not computed where they are read."""
     from torch._guards import detect_fake_mode
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -154,6 +156,9 @@ def inline(b: Importer, fn: Callable[..., Any], args: Any) -> Any:
             if node.op not in ("placeholder", "output"):
                 node.meta["stack_trace"] = trace
                 b.run(node)
+                if node.target in apart:
+                    value = b.env[node]
+                    b.env[node] = b.emit(nd.BarrierOp, (value,), b.dims(value), b.dtype(value))
         result = b.argument(traced.graph.output_node().args[0])
     finally:
         b.gm, b.node, b.val, b.location, b.numbers = outer

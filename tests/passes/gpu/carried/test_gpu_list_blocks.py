@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from support import import_function
+from support import import_function, without_data
+from xdsl.dialects.builtin import i1
 
 from stepwell.dialects import loop
 from stepwell.passes.analysis.listed_terms import LISTED, listed_blocks
@@ -102,3 +103,23 @@ def test_short_blocks_stay_a_mask():
     module, remarks = lowered(narrow, inputs(block=8))
     assert [r.kind for r in remarks] == ["missed"] and "multiples of 16" in remarks[0].message
     assert not searches(module)
+
+
+def test_gradients_compute_masks_where_they_read_them():
+    """A mask of documents is no tensor of conditions, which nothing is known of: all products go through lists."""
+
+    def gradients(q, k, v, g, sums, shares, table, ids):
+        length = q.shape[-2]
+        causal = torch.arange(length)[:, None] >= torch.arange(length)
+        seen = blocks(table, length, length, 128) & (ids[:, None] == ids) & causal
+        scores = torch.where(seen, (q.float() @ k.float().mT) * 0.25, -math.inf)
+        weights = torch.where(sums == -math.inf, 0.0, torch.exp(scores - sums))
+        inner = torch.where(seen, weights * (g.float() @ v.float().mT - shares), 0.0).to(q.dtype)
+        return inner @ k, inner.mT @ q, weights.to(v.dtype).mT @ g
+
+    like, rows = torch.empty(2, 16, 4096, 128, dtype=BF16), torch.empty(2, 16, 4096, 1)
+    table, ids = torch.empty(1, 1, 32, 32, dtype=torch.bool), torch.empty(4096, dtype=torch.int64)
+    module, remarks = lowered(gradients, without_data([like, like, like, like, rows, rows, table, ids], "cpu"))
+    assert [r.kind for r in remarks] == ["applied"] * 3, remarks
+    stored = [out.type for op in module.walk() if isinstance(op, loop.NestOp) for out in op.outs]
+    assert not [t for t in stored if loop.element_type(t) == i1 and loop.shaped_dims(t)[-1].value == 4096]
