@@ -106,8 +106,9 @@ def attention_backward(
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out
     wide = scores.plain.dtype
 
-    sums = (logsumexp * math.log(2)).unsqueeze(-1)
-    weights = torch.where(sums == -math.inf, 0.0, torch.exp(scores.shown - sums))
+    sums = logsumexp * math.log(2)
+    hidden = sums == -math.inf  # of the same shape: a nest then knows that one is computed of the other
+    weights = torch.where(hidden.unsqueeze(-1), 0.0, torch.exp(scores.shown - sums.unsqueeze(-1)))
     grad_value = weights.to(query.dtype).transpose(-2, -1) @ grad_out
     shares = torch.sum(out.to(wide) * grad_out.to(wide), -1, keepdim=True)
     inner = grad_out.to(wide) @ values.to(wide).transpose(-2, -1) - shares

@@ -10,6 +10,8 @@ from support import import_function, without_data
 from xdsl.dialects.builtin import i1
 
 from stepwell.dialects import loop
+from stepwell.lowering.fx_to_nd.regions.flex_attention import attention as attention_of_flex
+from stepwell.lowering.fx_to_nd.regions.flex_attention import attention_backward
 from stepwell.passes.analysis.listed_terms import LISTED, listed_blocks
 from stepwell.passes.analysis.nest_access import NestAccess
 from stepwell.passes.analysis.symbols import symbol_facts
@@ -123,3 +125,15 @@ def test_gradients_compute_masks_where_they_read_them():
     assert [r.kind for r in remarks] == ["applied"] * 3, remarks
     stored = [out.type for op in module.walk() if isinstance(op, loop.NestOp) for out in op.outs]
     assert not [t for t in stored if loop.element_type(t) == i1 and loop.shaped_dims(t)[-1].value == 4096]
+
+
+def test_forward_and_backward_in_one_graph_keep_no_conditions_of_rows():
+    """Gradients know what a row that sees nothing says of its logarithm of sums: bounds of terms hang on it."""
+
+    def both(q, k, v, g):
+        lists = (4096, 4096, None, None, None, None, 1 << 30, 1 << 30, lambda b, h, i, j: i >= j)
+        out, sums, _ = attention_of_flex(q, k, v, lambda s, b, h, i, j: s, lists, 0.125, {})
+        return attention_backward(q, k, v, out, sums, g, None, lambda s, b, h, i, j: s, None, lists, 0.125, {})[:3]
+
+    module, _ = lowered(both, without_data([torch.empty(2, 16, 4096, 64, dtype=BF16)] * 4, "cpu"))
+    assert not [out for op in module.walk() if isinstance(op, loop.NestOp) for out in op.outs if loop.element_type(out.type) == i1]
