@@ -9,6 +9,7 @@ is not allowed becomes a copy nest, with a remark that says why.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,8 +34,6 @@ from .layouts import Layouts, Strides, overlaps, same_strides, view_strides
 from .liveness import Liveness, is_tensor
 
 ARENA, OUTPUT = StringAttr("arena"), StringAttr("output")
-NEVER_NEEDED = -1
-ALWAYS_NEEDED = 1 << 60
 PASS = "loop-to-mem"
 
 
@@ -47,7 +46,8 @@ class Storage:
     def __init__(self, kind: str, root: SSAValue, exclusive: bool = True):
         self.kind = kind
         self.root = root
-        self.until = NEVER_NEEDED
+        self.until: float = -math.inf
+        """The position of the last operation that needs what it holds."""
         self.exclusive = exclusive
         """Whether nobody else can hold a reference to the memory, so that it may be overwritten or given to the
         caller."""

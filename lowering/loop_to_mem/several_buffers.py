@@ -7,6 +7,7 @@ body.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from xdsl.dialects.func import ReturnOp
@@ -17,7 +18,7 @@ from ...dialects.mem import BufferType
 from ...dialects.nd.types import tensor_type
 from ...passes.manager.instrumentation import statistic
 from .layouts import overlaps, same_strides
-from .lowering import ALWAYS_NEEDED, OUTPUT, Lowering, Storage
+from .lowering import OUTPUT, Lowering, Storage
 
 MAX_EXTRA_STORES = 3
 """Second homes of one value; more would cost the nest more than the copies."""
@@ -78,7 +79,7 @@ def _updated(
 
         def take(update: nd.UpdateOp = update, target: SSAValue = target, storage: Storage = storage) -> SSAValue:
             taken.add(storage)
-            storage.until = ALWAYS_NEEDED
+            storage.until = math.inf
             low.stored_updates.add(update)
             return target
 

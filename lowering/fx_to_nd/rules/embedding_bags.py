@@ -6,6 +6,7 @@ types of results come from, knows for some element types only.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any
 
 import torch
@@ -17,18 +18,33 @@ from ..core.importer import Importer
 from ..core.registry import rule
 
 aten = torch.ops.aten
-SUM = 0
-OFFSET2BAG = 1
+
+
+class Mode(IntEnum):
+    """How ATen adds up the rows of a bag."""
+
+    SUM = 0
+    MEAN = 1
+    MAX = 2
+
+
+class Result(IntEnum):
+    """What the operator gives."""
+
+    OUTPUT = 0
+    OFFSET2BAG = 1
+    BAG_SIZE = 2
+    MAX_INDICES = 3
 
 
 @rule(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
 def _embedding_bag(
-    b: Importer, weight: SSAValue, indices: SSAValue, offsets: SSAValue, scale: Any = False, mode: int = SUM, *rest: Any
+    b: Importer, weight: SSAValue, indices: SSAValue, offsets: SSAValue, scale: Any = False, mode: int = Mode.SUM, *rest: Any
 ) -> Any:
     target: Any = b.node.target
     results = list(externs.overload_call(b, b.node, target, b.node.args, b.node.kwargs, b.val))
-    if mode == SUM and b.used(OFFSET2BAG) and b.sizes(b.val[OFFSET2BAG].shape) == b.dims(indices):
-        results[OFFSET2BAG] = bag_of_each_index(b, indices, offsets)
+    if mode == Mode.SUM and b.used(Result.OFFSET2BAG) and b.sizes(b.val[Result.OFFSET2BAG].shape) == b.dims(indices):
+        results[Result.OFFSET2BAG] = bag_of_each_index(b, indices, offsets)
     return tuple(results)
 
 

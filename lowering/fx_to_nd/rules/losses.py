@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any
 
 import torch
@@ -14,7 +15,13 @@ from ..core.registry import rule
 
 aten = torch.ops.aten
 
-_NONE, _MEAN, _SUM = 0, 1, 2
+
+class Reduction(IntEnum):
+    """at::Reduction."""
+
+    NONE = 0
+    MEAN = 1
+    SUM = 2
 
 
 def _class_axis(b: Importer, x: SSAValue) -> int:
@@ -49,10 +56,10 @@ def _nll_loss(b: Importer, x: SSAValue, target: SSAValue, weight: Any, reduction
     picked = b.gather(wide, axis, index)
     loss = b.select(counted, b.op("neg", b.mul(picked, scale)), 0.0)
     everything = list(range(b.rank(loss)))
-    if reduction == _NONE:
+    if reduction == Reduction.NONE:
         return b.reshape(loss, b.dims(target)), b.full(0, b.dtype(wide))
     total, weights = b.reduce("sum", loss, everything), b.reduce("sum", scale, everything)
-    return (b.div(total, weights) if reduction == _MEAN else total), weights
+    return (b.div(total, weights) if reduction == Reduction.MEAN else total), weights
 
 
 @rule(aten.nll_loss_backward, aten.nll_loss2d_backward)
@@ -72,9 +79,9 @@ def _nll_loss_backward(
     grad = b.cast(grad, b.dtype(wide))
     index, counted = _targets(b, x, target, ignore)
     scale = _class_weight(b, wide, weight, index, counted)
-    if reduction == _MEAN:
+    if reduction == Reduction.MEAN:
         grad = b.div(grad, b.cast(total, b.dtype(wide)))
-    elif reduction == _NONE:
+    elif reduction == Reduction.NONE:
         grad = b.reshape(grad, b.dims(index))
     value = b.op("neg", b.mul(grad, scale))
     # a class gets the value when it is the target: no scatter, so that this fuses
@@ -84,13 +91,13 @@ def _nll_loss_backward(
 
 def _reduced(b: Importer, loss: SSAValue, reduction: int) -> SSAValue:
     everything = list(range(b.rank(loss)))
-    if reduction == _NONE:
+    if reduction == Reduction.NONE:
         return loss
-    return b.mean(loss, everything) if reduction == _MEAN else b.reduce("sum", loss, everything)
+    return b.mean(loss, everything) if reduction == Reduction.MEAN else b.reduce("sum", loss, everything)
 
 
 @rule(aten.mse_loss)
-def _mse_loss(b: Importer, x: SSAValue, target: SSAValue, reduction: int = _MEAN) -> SSAValue:
+def _mse_loss(b: Importer, x: SSAValue, target: SSAValue, reduction: int = Reduction.MEAN) -> SSAValue:
     x, target = b.cast(x, b.out_dtype), b.cast(target, b.out_dtype)
     difference = b.sub(x, target) if b.eager_numerics else b.sub(b.widen(x), b.widen(target))
     return _reduced(b, b.mul(difference, difference), reduction)
@@ -101,6 +108,6 @@ def _mse_loss_backward(b: Importer, grad: SSAValue, x: SSAValue, target: SSAValu
     wide = b.widen(x)
     difference = b.sub(wide, b.cast(target, b.dtype(wide)))
     scale = b.full(2.0, b.dtype(wide))
-    if reduction == _MEAN:
+    if reduction == Reduction.MEAN:
         scale = b.div(scale, product(b.dims(wide)))
     return b.mul(b.mul(difference, scale), b.cast(grad, b.dtype(wide)))

@@ -10,6 +10,7 @@ two layers with an activation between them. `gpu-carry-softmax` makes the nests,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
@@ -118,19 +119,22 @@ def _work(kernel: Sequence[WeighedRows], hints: Mapping[str, int]) -> Weighing:
     return Weighing(batch, kernel[0].count(hints)[0], terms, depth, columns, rate_name(kind), element_bytes(kind), float(moved))
 
 
-def turn_products(one: CarriedWeights) -> bool:
-    """Have each product of a group weigh rows from the left, %w^T %u for (%u^T %w)^T: those by the same weights are then one kernel.
-    Whether that changed something."""
-    turned = [rows.op for rows in one.weighed if rows.side == 1]
+def turn_products(one: CarriedWeights, made: set[Operation]) -> bool:
+    """Have products of a group that weigh by the same weights do so from the left, %w^T %u for (%u^T %w)^T: they are then one kernel.
+    Whether that changed something. What is made is added to `made`, and not turned back for the group of its other factor."""
+    same = Counter(rows.key for rows in one.weighed)
+    turned = [rows.op for rows in one.weighed if rows.side == 1 and same[rows.key] > 1 and rows.op not in made]
     for op in turned:
         *batch, rows, columns = tensor_type(op.result).dims
         views = [_transposed(op.rhs), _transposed(op.lhs)]
-        made = nd.MatmulOp.new([view.result for view in views], tensor_type(op.result).with_dims((*batch, columns, rows)), **op.properties)
-        back = _transposed(made.result)
+        t = tensor_type(op.result).with_dims((*batch, columns, rows))
+        weighing = nd.MatmulOp.new([view.result for view in views], t, **op.properties)
+        back = _transposed(weighing.result)
         assert (block := op.parent) is not None
-        block.insert_ops_before([*views, made, back], op)
-        made.result.name_hint = op.result.name_hint
+        block.insert_ops_before([*views, weighing, back], op)
+        weighing.result.name_hint = op.result.name_hint
         op.result.replace_all_uses_with(back.result)
+        made.add(weighing)
         op.detach()
         op.erase()
     return bool(turned)

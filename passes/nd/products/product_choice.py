@@ -143,9 +143,10 @@ class ProductChooser:
 
     def _share_batches(self, func: FuncOp) -> None:
         """What may be one kernel has the same batch dimensions."""
+        made: set[Operation] = set()
         while True:
             possible = [op for op in _products(func) if self.may_be_scores(op)]
-            one = next((one for one in self._carried(possible) if share_batches(one.scores, one.products) or _turned(one)), None)
+            one = next((one for one in self._carried(possible) if share_batches(one.scores, one.products) or _turned(one, made)), None)
             if one is None:
                 return
 
@@ -245,8 +246,8 @@ class ProductChooser:
         return f", a thread keeps {work.held} numbers of each element, so that a program has {narrow.tile[0]} x {narrow.tile[1]} of them"
 
 
-def _turned(one: CarriedScores | CarriedWeights) -> bool:
-    return isinstance(one, CarriedWeights) and turn_products(one)
+def _turned(one: CarriedScores | CarriedWeights, made: set[Operation]) -> bool:
+    return isinstance(one, CarriedWeights) and turn_products(one, made)
 
 
 def _rows_are_odd(x: SSAValue) -> bool:

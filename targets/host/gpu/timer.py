@@ -22,7 +22,7 @@ MEASURED_SECONDS = 0.1
 """Seconds after which a kernel has been measured enough."""
 CACHE_BYTES = 256 << 20
 """More than the last cache of any GPU holds."""
-MIN_FLOAT, MAX_FLOAT = 0.25, 0.75
+FLOAT_RANGE = (0.25, 0.75)
 """Between what floating-point elements lie, at random: no overflow, no denormal numbers, few that are alike."""
 UNIFORM = ("float16", "bfloat16", "float32", "float64")
 """Types of which torch makes random numbers; elements of others are all alike."""
@@ -76,9 +76,9 @@ class CudaTimer:
             if memory.kind in UNIFORM:
                 # a generator of its own: the program's random numbers do not depend on what is measured
                 numbers = torch.Generator(self._place).manual_seed(place)
-                found.view(getattr(torch, memory.kind)).uniform_(MIN_FLOAT, MAX_FLOAT, generator=numbers)
+                found.view(getattr(torch, memory.kind)).uniform_(*FLOAT_RANGE, generator=numbers)
             elif memory.kind:
-                found.view(getattr(torch, memory.kind)).fill_(MAX_FLOAT)
+                found.view(getattr(torch, memory.kind)).fill_(FLOAT_RANGE[1])
         return found
 
     def _measured(self, kernel: GpuKernel, grid: tuple[int, ...], values: list[int]) -> float:
