@@ -253,6 +253,7 @@ def test_op_09_hints_name_what_runs_in_the_library(hints, monkeypatch):
 
 def test_pass_08_tf32_is_hinted_at_once(caplog, monkeypatch, fresh):
     module = _imported(lambda x: x @ x, torch.randn(4, 4))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr("stepwell.tools.debug.compile_log._said", set())
     for device, said in (("cpu", 0), ("cuda:0", 1), ("cuda:0", 1)):
