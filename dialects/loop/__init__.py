@@ -26,8 +26,10 @@ from .ops import (
     YieldOp,
     check_yield,
     drop_empty,
+    drop_nest,
     is_contracted,
     kinds_attr,
+    take_uses,
 )
 from .syntax import INDEX
 
@@ -60,6 +62,7 @@ __all__ = [
     "batch_symbols",
     "check_yield",
     "drop_empty",
+    "drop_nest",
     "element_type",
     "is_contracted",
     "is_shaped",
@@ -67,4 +70,5 @@ __all__ = [
     "local_bytes",
     "shaped_dims",
     "walk_bodies",
+    "take_uses",
 ]

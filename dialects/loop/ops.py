@@ -21,7 +21,7 @@ a store rounds. Index expressions are `loop.load %x[%i * 2 + 1, %k floordiv s0]`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 from xdsl.dialects import arith
@@ -120,6 +120,22 @@ def drop_empty(tensor: SSAValue) -> None:
     if isinstance(op, EmptyOp) and tensor.first_use is None:
         op.detach()
         op.erase()
+
+
+def drop_nest(nest: NestOp) -> None:
+    """Remove a nest whose results nothing uses, and each loop.empty of its outs that nothing uses then."""
+    empties = list(nest.outs)
+    nest.detach()
+    nest.erase()
+    for empty in empties:
+        drop_empty(empty)
+
+
+def take_uses(before: Iterable[SSAValue], after: Iterable[SSAValue]) -> None:
+    """Have values take the uses and the names of as many others."""
+    for old, new in zip(before, after, strict=True):
+        new.name_hint = old.name_hint
+        old.replace_all_uses_with(new)
 
 
 @irdl_op_definition

@@ -135,15 +135,9 @@ def _rewrite(nest: loop.NestOp, found: SoftmaxWeights, symbols: RangeEnv, column
     for op in reversed(early):
         op.detach()
         nest.parent.insert_op_after(op, nest)
-    for old, new in zip([*nest.results, *leaving], made.results, strict=True):
-        new.name_hint = old.name_hint
-        old.replace_all_uses_with(new)
+    loop.take_uses([*nest.results, *leaving], made.results)
     for op in (nest, *producers):
-        empties = list(op.outs)
-        op.detach()
-        op.erase()
-        for empty in empties:
-            loop.drop_empty(empty)
+        loop.drop_nest(op)
     return None
 
 

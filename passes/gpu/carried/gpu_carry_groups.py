@@ -82,15 +82,9 @@ def _carry(nest: loop.NestOp, load: loop.LoadOp, symbols: RangeEnv) -> bool:
     own.erase()
     old, new = (nest, made) if sorted_rows(NestAccess(made, symbols)) is not None else (made, nest)
     if old is nest:
-        for before, after in zip(nest.results, made.results, strict=True):
-            after.name_hint = before.name_hint
-            before.replace_all_uses_with(after)
+        loop.take_uses(nest.results, made.results)
     old.detach()
     old.erase()
     if new is made and not any(r.uses for r in table.results):
-        empties = list(table.outs)
-        table.detach()
-        table.erase()
-        for empty in empties:
-            loop.drop_empty(empty)
+        loop.drop_nest(table)
     return new is made

@@ -93,16 +93,10 @@ def _carry(found: ScaledRows, symbols: RangeEnv, sizes: Sizes, gpu: Gpu) -> None
             new.erase()
         raise
     for old, new in made:
-        for before, after in zip(old.results, new.results, strict=True):
-            after.name_hint = before.name_hint
-            before.replace_all_uses_with(after)
+        loop.take_uses(old.results, new.results)
         old.detach()
         old.erase()
-    empties = list(found.nest.outs)
-    found.nest.detach()
-    found.nest.erase()
-    for empty in empties:
-        loop.drop_empty(empty)
+    loop.drop_nest(found.nest)
 
 
 def _is_loaded_half(value: SSAValue) -> bool:

@@ -31,10 +31,7 @@ def compute_masks(nest: loop.NestOp, symbols: RangeEnv) -> bool:
         return False
     for load in loads:
         _compute(load, nest, store, given, symbols)
-    out = nest.outs[0]
-    nest.detach()
-    nest.erase()
-    loop.drop_empty(out)
+    loop.drop_nest(nest)
     return True
 
 

@@ -61,17 +61,9 @@ def carry_weights(storing: loop.NestOp, readers: list[loop.NestOp], symbols: Ran
             nest.erase()
         raise
     for group, new in made:
-        results = iter(new.results)
-        for before in [r for nest in group for r in nest.results]:
-            after = next(results)
-            after.name_hint = before.name_hint
-            before.replace_all_uses_with(after)
+        loop.take_uses([r for nest in group for r in nest.results], new.results)
     for op in (*readers, storing):
-        empties = list(op.outs)
-        op.detach()
-        op.erase()
-        for empty in empties:
-            loop.drop_empty(empty)
+        loop.drop_nest(op)
     return len(made)
 
 
@@ -228,9 +220,7 @@ def _drop_unused(op: Operation) -> None:
     op.parent.insert_op_before(made, op)
     last = op.block.last_op
     assert last is not None
-    for before, after in zip(op.indices, made.indices, strict=True):
-        after.name_hint = before.name_hint
-        before.replace_all_uses_with(after)
+    loop.take_uses(op.indices, made.indices)
     yielded = [last.operands[k] for k in kept]
     last.detach()
     last.erase()
@@ -238,9 +228,7 @@ def _drop_unused(op: Operation) -> None:
         inner.detach()
         made.block.add_op(inner)
     made.block.add_op(loop.YieldOp.create(operands=yielded))
-    for k, after in zip(kept, made.results, strict=True):
-        after.name_hint = op.results[k].name_hint
-        op.results[k].replace_all_uses_with(after)
+    loop.take_uses([op.results[k] for k in kept], made.results)
     op.detach()
     op.erase()
     for inner in reversed(list(made.block.ops)):
