@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from ...dialects.expr import Add, Const, Expr, FloorDiv, Max, Min, Mod, Mul, Sym
+from ...dialects import host
+from ...dialects.expr import Add, Const, Expr, FloorDiv, Max, Min, Mod, Mul, Sym, as_expr
 from ..cpu.emit.text import FunctionText, ModuleText
 from .description import OBJECTS, SYMBOL, ItemTable
 from .gpu.runtime_ir import GPU_FUNCTIONS
@@ -214,3 +215,15 @@ class EntryCode(FunctionText):
         quotient = self.let(f"sdiv i64 {a}, {divisor}")
         lower = self.let(f"sub i64 {quotient}, 1")
         return self.let(f"select i1 {adjust}, i64 {lower}, i64 {quotient}")
+
+
+def launch_words(code: EntryCode, op: host.LaunchOp, memory: Sequence[str], numbers: Sequence[str]) -> list[str]:
+    """The words of a launch on a GPU, all i64: the addresses of its tensors, its sizes, its numbers, and for each descriptor that the
+    kernel takes the address, the sizes and the strides of what it describes."""
+    words = [*memory, *(code.size(size) for size in op.sizes.data), *numbers]
+    for one in op.described:
+        start = memory[sum(not host.is_number(value.type) for value in op.inputs[: one.operand])]
+        if one.offset is not as_expr(0):
+            start = code.let(f"add i64 {start}, {code.size(one.offset)}")
+        words += [start, *(code.size(e) for e in (*one.sizes, *one.strides))]
+    return words

@@ -13,6 +13,7 @@ from ....dialects.expr import as_expr
 from ....dialects.nd.types import element_bytes
 from ...cpu.emit.text import ModuleText
 from ..emit import extent_bytes
+from ..entry_code import launch_words
 from .emit import CEntryEmitter
 from .layouts import has_layout, layout_of
 from .plan import EntryPlan
@@ -68,14 +69,7 @@ class GpuEntryEmitter(CEntryEmitter):
                 numbers.append(self._bits(value))
             else:
                 memory.append(code.let(f"ptrtoint ptr {self.moved(self.values[value], offset)} to i64"))
-        words = [*memory, *(code.size(size) for size in op.sizes.data), *numbers]
-        for one in op.described:
-            place = sum(not host.is_number(value.type) for value in op.inputs[: one.operand])
-            start = memory[place]
-            if one.offset is not as_expr(0):
-                start = code.let(f"add i64 {start}, {code.size(one.offset)}")
-            words += [start, *(code.size(e) for e in (*one.sizes, *one.strides))]
-        return words
+        return launch_words(code, op, memory, numbers)
 
     def _bits(self, value: SSAValue) -> str:
         register, type = self.values[value], value.type

@@ -17,6 +17,7 @@ from ....dialects.expr import as_expr
 from ..checks import has_elements
 from ..description import GPU_TABLE
 from ..element_types import dtype_code
+from ..entry_code import launch_words
 from ..workspaces import workspace_bytes, workspace_places
 from .descriptors import site_text
 from .runtime_ir import SIZES_SHIFT, TABLE_HEAD, TABLE_WORKSPACES, VARIANT_BYTES, Variant
@@ -213,14 +214,7 @@ class GpuEntry:
             if not _is_own(value):
                 pointers[len(memory)] = address
             memory.append(address)
-        words = [*memory, *(entry.size(size) for size in op.sizes.data), *numbers]
-        for one in op.described:
-            place = sum(not host.is_number(value.type) for value in op.inputs[: one.operand])
-            start = memory[place]
-            if one.offset is not as_expr(0):
-                start = entry.let(f"add i64 {start}, {entry.size(one.offset)}")
-            words += [start, *(entry.size(e) for e in (*one.sizes, *one.strides))]
-        return words, pointers
+        return launch_words(entry, op, memory, numbers), pointers
 
     def _site(self, kernel: GpuKernel) -> str:
         """The address of what is kept of a launch's descriptors."""
