@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -175,7 +176,7 @@ class CodeSections:
         binaries = [kernel.variant(addresses=v != Variant.NOTHING, sizes=v == Variant.ALL) for v in Variant]
         first, second, third = map(self._binary, binaries)
         described = tuple(DescriptorRecord(d.position, d.rank, d.bytes) for d in kernel.described)
-        place = kernel.place
+        place = without_folders(kernel.place)
         return KernelRecord(kernel.name, place, kernel.aligned, kernel.even, kernel.overlaps, described, (first, second, third))
 
     def _binary(self, binary: Binary) -> BinaryRecord:
@@ -217,6 +218,11 @@ class CodeSections:
             self._add("gpu-runtime", "", [gpu], exported([gpu]))
         self._sections += [(Section("cubin", key[0], 0, 0, "", key[1]), self._cubins[key]) for key in sorted(self._cubins)]
         return [*self._sections, *((Section("ir", name, 0, 0, "", target), text) for (name, target), text in self._ir.items())]
+
+
+def without_folders(place: str) -> str:
+    """Where a kernel comes from, in any folder: `kernel @k0 (model.py:12)` for `kernel @k0 (/home/me/model.py:12)`."""
+    return re.sub(r"\([^()]*[/\\]", "(", place)
 
 
 def import_target(device: str) -> str:

@@ -14,7 +14,7 @@ from stepwell.targets.package.format import Section, open_package, packed, read_
 from stepwell.targets.package.kernels import kernels_of
 from stepwell.targets.package.programs import ProgramRecord
 from stepwell.tools.options.options import make_options
-from stepwell.tools.package.code import CodeSections
+from stepwell.tools.package.code import CodeSections, without_folders
 from stepwell.tools.package.exported import exported_graph
 from stepwell.tools.package.levels import level_of
 
@@ -131,3 +131,9 @@ def test_a_device_that_packages_do_not_run_on(tmp_path):
     with pytest.raises(PackageError, match="it has no code for cuda; it has code for cpu-v3"):
         stepwell.load(path, device="cuda")
     assert Section("cubin", "k", 0, 0, "", "sm_90").label == "cubin 'k' for sm_90"
+
+
+def test_places_of_kernels_name_no_folder():
+    assert without_folders("kernel @k0 (/home/me/model.py:12)") == "kernel @k0 (model.py:12)"
+    assert without_folders("kernel @k0 (model.py:12)") == "kernel @k0 (model.py:12)"
+    assert without_folders("kernel @k0") == "kernel @k0"
