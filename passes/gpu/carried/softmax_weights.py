@@ -138,21 +138,29 @@ def _is_rounded(weight: SSAValue) -> bool:
 
 def _unscaled(value: SSAValue, nest: loop.NestOp, inside: Block, scales: Scaling = _NONE) -> Iterator[tuple[SSAValue, Scaling]]:
     """What a value may be without casts, and without what is added to `scales`: factors and divisors of a row, conditions on it that make
-    it 0, and factors of each term."""
-    op = value.owner
-    yield value, scales
+    it 0, and factors of each term. Each once, by the first way to it: a power has the same on both sides."""
+    worklist, seen = [(value, scales)], set[SSAValue]()
+    while worklist:
+        one, scales = worklist.pop()
+        if one not in seen:
+            seen.add(one)
+            yield one, scales
+            worklist += reversed(list(_operands_unscaled(one.owner, nest, inside, scales)))
+
+
+def _operands_unscaled(op: Operation | Block, nest: loop.NestOp, inside: Block, scales: Scaling) -> Iterator[tuple[SSAValue, Scaling]]:
     if isinstance(op, CASTS):
-        yield from _unscaled(op.operands[0], nest, inside, scales)
+        yield op.operands[0], scales
     elif isinstance(op, arith.SelectOp) and _is_of_row(op.cond, nest) and _is_zero(op.lhs):
-        yield from _unscaled(op.rhs, nest, inside, scales.by_row(arith.SelectOp, op.cond))
+        yield op.rhs, scales.by_row(arith.SelectOp, op.cond)
     elif isinstance(op, arith.DivfOp) and _is_of_row(op.rhs, nest):
-        yield from _unscaled(op.lhs, nest, inside, scales.by_row(arith.DivfOp, op.rhs))
+        yield op.lhs, scales.by_row(arith.DivfOp, op.rhs)
     elif isinstance(op, arith.MulfOp):
         for one, other in (op.operands, op.operands[::-1]):
             if _is_of_row(other, nest):
-                yield from _unscaled(one, nest, inside, scales.by_row(arith.MulfOp, other))
+                yield one, scales.by_row(arith.MulfOp, other)
             elif not _is_of_row(one, nest):
-                yield from _unscaled(one, nest, inside, scales.by_term(other, inside))
+                yield one, scales.by_term(other, inside)
 
 
 def _is_zero(value: SSAValue) -> bool:

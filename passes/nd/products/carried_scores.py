@@ -15,7 +15,7 @@ from math import prod
 from typing import NamedTuple
 
 from xdsl.dialects.builtin import f32
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from ....dialects import nd
 from ....dialects.expr import product
@@ -146,19 +146,29 @@ class Softmax(NamedTuple):
 def softmax_of(weights: SSAValue) -> Softmax | None:
     """The scores whose exponentials, less those of the highest score of a row, are weights, but for factors, and for rows that a condition
     makes 0. What is multiplied by something computed from products is a gradient, which is in memory for others, too."""
-    op = weights.owner
+    return _softmax_behind(weights, {})
+
+
+def _softmax_behind(value: SSAValue, known: dict[SSAValue, Softmax | None]) -> Softmax | None:
+    """As `softmax_of`; `known` has what was found for values before, of which a power has the same on both sides."""
+    if value not in known:
+        known[value] = _softmax_of_operands(value.owner, known)
+    return known[value]
+
+
+def _softmax_of_operands(op: Operation | Block, known: dict[SSAValue, Softmax | None]) -> Softmax | None:
     if isinstance(op, OPS["exp"]):
         return _softmax_by(op)
     if isinstance(op, CastOp) or (isinstance(op, VIEWS) and _keeps_rows(op)):
-        return softmax_of(op.operands[0])
+        return _softmax_behind(op.operands[0], known)
     if isinstance(op, SelectOp) and _is_of_row(op.condition) and _is_zero(op.on_true):
-        return softmax_of(op.on_false)
+        return _softmax_behind(op.on_false, known)
     if isinstance(op, OPS["div"]) and _is_of_row(op.operands[1]):
-        return softmax_of(op.operands[0])
+        return _softmax_behind(op.operands[0], known)
     if not isinstance(op, OPS["mul"]):
         return None
     for value, factor in (op.operands, op.operands[::-1]):
-        found = None if _is_of_row(value) else softmax_of(value)
+        found = None if _is_of_row(value) else _softmax_behind(value, known)
         if found is not None and _is_of_row(factor):
             return found
         if found is not None and not _is_of_products(factor):

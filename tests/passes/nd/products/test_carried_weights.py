@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import import_function, without_data
+from support import import_function, lower, without_data
 
 from stepwell.dialects import nd
 from stepwell.dialects.expr.ranges import RangeEnv
@@ -49,3 +49,18 @@ def test_sums_by_the_same_weights_are_one_kernel(function, sizes):
 def test_wide_sums_are_kernels_apart():
     """A program has no room for both."""
     assert [work.columns for work in works(gradients, 512, 512, 128)] == [128, 128, 128]
+
+
+@pytest.mark.parametrize("power", [lambda x, w: x, lambda x, w: torch.softmax(x @ w, -1)], ids=["loaded", "softmax"])
+def test_powers_before_a_product_are_looked_through_once(power):
+    """Each square has the one before it on both sides: by every way to it, sixty would never end."""
+
+    def function(x, w):
+        x = power(x, w)
+        for _ in range(60):
+            x = x * x
+        return x @ w
+
+    x = torch.empty(512, 512, dtype=torch.bfloat16)
+    module = lower(function, x, x, to="mem").module
+    assert not any(isinstance(op, nd.MatmulOp) for op in module.walk())
