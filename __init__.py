@@ -12,6 +12,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC: dict[str, str] = {
+    "Exploration": ".tools.explore.main",
     "Explanation": ".tools.explain.main",
     "StepwellError": ".errors",
     "Target": ".targets.target",
@@ -20,6 +21,7 @@ _PUBLIC: dict[str, str] = {
     "counters": ".tools.compiled.counters",
     "export": ".tools.package.export",
     "explain": ".tools.explain.main",
+    "explore": ".tools.explore.main",
     "export_c": ".tools.package.c.export",
     "find_fault": ".tools.check.find_fault",
     "load": ".targets.package.load",

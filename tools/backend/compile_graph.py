@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable, Collection, MutableSet, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.fx import GraphModule
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.passes import ModulePass
 
 from ...dialects import load_dialects
 from ...dialects.expr import free_syms
@@ -75,6 +76,14 @@ class Watch(Protocol):
 
     def remark(self, remark: Remark) -> None:
         """A pass left a remark."""
+
+
+@runtime_checkable
+class PassWatch(Watch, Protocol):
+    """What also wants to look at the module behind each pass."""
+
+    def passed(self, p: ModulePass, module: ModuleOp) -> None:
+        """A pass is done (Instrumentation.after_pass)."""
 
 
 def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], options: Options, **given: Any) -> Runner:
@@ -238,6 +247,7 @@ def build(
         verify_stages=options.verify, print_ir_after=options.print_ir, timing=options.timing, after_stage=after_stage,
         pass_times=True, statistics=True,
         remarks=_remarks(debug, watch), records=watch.record if watch else None,
+        after_pass=watch.passed if isinstance(watch, PassWatch) else None,
     )  # fmt: skip
     try:
         run(pipeline, module, ctx, instrument)

@@ -74,8 +74,8 @@ class Collector:
         if gm is not None:
             for node in gm.graph.nodes:
                 if node.op in ("call_function", "call_method", "call_module"):
-                    place = places.get(node.name) or _stack_place(node.meta.get("stack_trace"))
-                    graph.operators[node.name] = model.Operator(node.name, _target(node.target), place)
+                    place = places.get(node.name) or stack_place(node.meta.get("stack_trace"))
+                    graph.operators[node.name] = model.Operator(node.name, target_name(node.target), place)
         else:
             for op in func.body.block.ops:
                 for name in names_of(op)[:1]:
@@ -186,7 +186,7 @@ class Collector:
             graph.arena = evaluate(arena.data, _known(arena.data, hints)) if free_syms(arena.data) else int(arena.data)
 
 
-def _target(target: object) -> str:
+def target_name(target: object) -> str:
     """What a node of the graph calls."""
     return target.__name__ if isinstance(target, BuiltinFunctionType) else str(target)
 
@@ -255,7 +255,7 @@ def _places(func: FuncOp) -> dict[str, model.Place]:
     return found
 
 
-def _stack_place(stack: Any) -> model.Place:
+def stack_place(stack: Any) -> model.Place:
     """The innermost line of a stack trace as Dynamo keeps it."""
     for line in reversed(str(stack or "").splitlines()):
         text = line.strip()

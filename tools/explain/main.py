@@ -17,9 +17,11 @@ from ...errors import FileError, StepwellError
 from ...passes.cost.machine import Gpu, Machine, machine_of
 from ...passes.cost.machine.cpu import Cpu
 from .answer import answer
+from .arguments import add_directives, directives
 from .blocks import Block, Heading
 from .collect import Collector
 from .dynamo import watched
+from .errors import ExplainError
 from .json_data import as_json
 from .model import Directive, Eager, Graph
 from .page.html import page
@@ -30,10 +32,6 @@ if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
 
     from ..options.options import Options
-
-
-class ExplainError(StepwellError):
-    """What `explain` was given cannot be explained."""
 
 
 @dataclass
@@ -97,6 +95,7 @@ def explain(
     machine: Machine | None = None,
     quiet: bool = False,
     measure: bool = False,
+    collector: Collector | None = None,
     **kwargs: Any,
 ) -> Explanation:
     """Compile `fn` for these arguments as torch.compile(backend="stepwell", options=options) does, and tell what was
@@ -105,7 +104,8 @@ def explain(
     `fn` (a function or module) is run once. Where a result needs gradients, the backward graph is compiled too, without
     adding to anything's `.grad`. The short answer is printed unless `quiet`, and everything is written to the file `html` as one page.
     `machine` takes the place of a measurement of the processor, or of what is known of the GPU that the graphs are for. With `measure` each
-    kernel of the CPU also runs by itself, and its time and bandwidth are told. Raises ExplainError for what cannot be called, OptionError
+    kernel of the CPU also runs by itself, and its time and bandwidth are told. `collector` takes the place of one made from `machine` and
+    `measure`. Raises ExplainError for what cannot be called, OptionError
     for wrong options, and what compiling or running raises; FileError too, when all is told, for a file that cannot be written."""
     import torch
 
@@ -114,7 +114,7 @@ def explain(
 
     if not callable(fn):
         raise ExplainError(f"explain takes a function or module and its arguments, not {fn!r}")
-    collector = Collector(machine or _measured(), measure, fixed=machine is not None)
+    collector = collector or Collector(machine or measured_machine(), measure, fixed=machine is not None)
     chosen = make_options(None, options)
     compilers = GraphCompilers(chosen, collector)
 
@@ -132,7 +132,7 @@ def explain(
     return _finish(Explanation(collector.graphs, collector.machine, name, eager), html, quiet)
 
 
-def _measured() -> Cpu:
+def measured_machine() -> Cpu:
     """This machine with as many threads as torch uses."""
     import torch
 
@@ -191,6 +191,7 @@ def explain_module(
     machine: Machine | None = None,
     quiet: bool = False,
     measure: bool = False,
+    collector: Collector | None = None,
 ) -> Explanation:
     """The same for a module of IR at the level nd, loop or mem, from there down; the module is changed.
 
@@ -199,7 +200,7 @@ def explain_module(
     from ...passes.manager.instrumentation import Instrumentation
     from ...passes.manager.pass_manager import Stage, run
     from ...passes.manager.pipelines import default_pipeline, stage_names
-    from ..backend.compile_graph import context
+    from ..backend.compile_graph import PassWatch, context, leave_out
     from ..extensions.fusion_directives import apply_fusion_directives, plan_each_layer
     from ..extensions.loop_directives import apply_loop_directives
     from ..opt.run_ir import level_of
@@ -214,15 +215,20 @@ def explain_module(
     pipeline = default_pipeline(target, stages=levels if level == "nd" else levels[levels.index(level) + 1 :])
     if level == "loop":  # nests may be fused further, and directives obeyed
         pipeline.stages.insert(0, Stage("loop", [LoopFuse()]))
+    leave_out(pipeline, chosen)
     matched: set[str] = set()
     plan_each_layer(pipeline)
     apply_fusion_directives(pipeline, module, chosen, (), matched, True)
     apply_loop_directives(pipeline, module, chosen, (), matched, True)
-    collector = Collector(machine or _measured(), measure, fixed=machine is not None)
+    collector = collector or Collector(machine or measured_machine(), measure, fixed=machine is not None)
     collector.graph(level, None, module)
     if level == "mem":
         collector.stage("mem", module)
-    run(pipeline, module, context(), Instrumentation(after_stage=collector.stage, records=collector.record, remarks=collector.remark))
+    watching = Instrumentation(
+        after_stage=collector.stage, records=collector.record, remarks=collector.remark, statistics=True,
+        after_pass=collector.passed if isinstance(collector, PassWatch) else None,
+    )  # fmt: skip
+    run(pipeline, module, context(), watching)
     _unknown(collector.graphs, chosen, matched)
     return _finish(Explanation(collector.graphs, collector.machine, name), html, quiet)
 
@@ -312,18 +318,6 @@ def _example() -> tuple[Callable[..., Any], Sequence[Any]]:
     return add_sum, (torch.randn(32, 64), torch.randn(32, 64))
 
 
-def _numbers(flag: str, given: Sequence[str]) -> dict[str, list[int]]:
-    """`NAME=8,64` as the options have it."""
-    found: dict[str, list[int]] = {}
-    for text in given:
-        name, _, numbers = text.rpartition("=")
-        try:
-            found[name] = [int(n) for n in numbers.split(",")]
-        except ValueError:
-            raise ExplainError(f"--{flag} takes NAME=NUMBER,..., got '{text}'") from None
-    return found
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     import argparse
@@ -337,22 +331,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--walk", action="store_true", help="what a scheduler does when initialised, and what is decided here at each step")
     parser.add_argument("--json", action="store_true", help="print the data as JSON instead")
     parser.add_argument("--html", metavar="FILE", help="write a page of HTML with everything too")
-    parser.add_argument("--no-fuse", action="append", default=[], metavar="NAME", help="keep a value (or file:line) in a nest of its own")
-    parser.add_argument("--fuse", action="append", default=[], metavar="A+B", help="put values into one nest")
-    parser.add_argument("--tile", action="append", default=[], metavar="NAME=8,64", help="run the nest of a value (or file:line) in tiles")
-    parser.add_argument("--loop-order", action="append", default=[], metavar="NAME=1,0", help="the order of the loops of a nest")
+    add_directives(parser)
     parser.add_argument("--measure", action="store_true", help="run each kernel by itself too, and tell its time and bandwidth")
     given = parser.parse_args(arguments)
     if given.example == (given.target is not None):
         parser.error("give a target or --example")
     try:
-        settings = {
-            "options": {
-                "no_fuse": given.no_fuse, "fuse": [w.split("+") for w in given.fuse], "tile": _numbers("tile", given.tile),
-                "loop_order": _numbers("loop-order", given.loop_order),
-            },
-            "measure": given.measure, "quiet": True,
-        }  # fmt: skip
+        settings = {"options": directives(given), "measure": given.measure, "quiet": True}
         if given.target is not None and given.target.endswith(".mlir"):
             found = explain_file(given.target, **settings)
         else:

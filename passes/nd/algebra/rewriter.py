@@ -12,6 +12,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from ....dialects.expr.ranges import RangeEnv
+from ...manager.instrumentation import record
 
 Rule = Callable[["Rewriter", Operation], SSAValue | None]
 
@@ -51,6 +52,7 @@ class Rewriter:
             if value is not None:
                 name = rule.__name__.strip("_")
                 self.changed[name] = self.changed.get(name, 0) + 1
+                record("rewrite", (name, op))
                 return value
         same = self._equal(op) if len(op.results) == 1 else None
         return None if same is None else same.results[0]
@@ -65,6 +67,7 @@ class Rewriter:
         if found is op:
             return None
         self.changed["cse"] = self.changed.get("cse", 0) + 1
+        record("rewrite", ("cse", op))
         return found
 
     def _replace(self, op: Operation, *values: SSAValue) -> None:

@@ -1,0 +1,142 @@
+"""`stepwell.explore`: every level of a compilation with its links, reasons, times and memory.
+
+stepwell.explore(fn, *args).write_json("out.json")
+stepwell explore file.py:function --args "torch.randn(3, 4)" --json out.json
+stepwell explore graph.mlir --about y
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import FileError, StepwellError
+from .document import FORMAT, VERSION, document
+from .errors import ExploreError
+from .watch import Watcher
+
+if TYPE_CHECKING:
+    from ...passes.cost.machine import Machine
+
+
+@dataclass
+class Exploration:
+    """What `explore` found: `data` is the document (docs/reference/explorer-json.md), everything else is made from it."""
+
+    data: dict[str, Any]
+
+    def json(self) -> str:
+        """The document as text."""
+        return json.dumps(self.data, separators=(",", ":"), allow_nan=False, default=str)
+
+    def write_json(self, path: str | Path) -> None:
+        """Write the document. Raises FileError for a file that cannot be written."""
+        _write(path, self.json())
+
+    def about(self, name: str) -> list[dict[str, Any]]:
+        """What is known of a value (name of the FX node, or `file.py:12`), see answers.py."""
+        from .answers import about
+
+        return about(self.data, name)
+
+
+def _write(path: str | Path, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise FileError(f"cannot write '{path}': {error.strerror}") from error
+
+
+def explore(
+    fn: Callable[..., Any],
+    *args: Any,
+    options: Mapping[str, Any] | None = None,
+    machine: Machine | None = None,
+    measure: bool = False,
+    **kwargs: Any,
+) -> Exploration:
+    """Compile `fn` for these arguments as torch.compile(backend="stepwell", options=options) does, and keep every level, what each
+    pass did, what was decided and why, and what that costs.
+
+    `fn` (a function or module) is run once; where a result needs gradients, the backward graph is compiled too. `machine`: what times are
+    predicted for; measure: each kernel of the CPU also runs by itself. Raises what stepwell.explain raises."""
+    from ..explain.main import explain, measured_machine
+
+    watcher = Watcher(machine or measured_machine(), measure, fixed=machine is not None)
+    found = explain(fn, *args, options=options, quiet=True, collector=watcher, **kwargs)
+    return Exploration(document(watcher, found.name, found.eager, _call(options, measure)))
+
+
+def explore_file(
+    path: str, *, options: Mapping[str, Any] | None = None, machine: Machine | None = None, measure: bool = False
+) -> Exploration:
+    """The same for a file of IR at the level nd, loop or mem, from there down. Raises StepwellError that names the place of a mistake."""
+    from ..explain.main import explain_file, measured_machine
+
+    watcher = Watcher(machine or measured_machine(), measure, fixed=machine is not None)
+    found = explain_file(path, options=options, quiet=True, collector=watcher)
+    return Exploration(document(watcher, found.name, found.eager, _call(options, measure)))
+
+
+def _call(options: Mapping[str, Any] | None, measure: bool) -> dict[str, Any]:
+    return {"options": dict(options or {}), "measure": measure}
+
+
+def read(path: str | Path) -> Exploration:
+    """A document that was written before. Raises FileError for a file that cannot be read, ExploreError for one that is none."""
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError(f"cannot read '{path}': {error.strerror}") from error
+    except ValueError as error:
+        raise ExploreError(f"'{path}' is no JSON: {error}") from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ExploreError(f"'{path}' is no document of the explorer (its 'format' is not '{FORMAT}')")
+    if data.get("version") != VERSION:
+        raise ExploreError(f"'{path}' has version {data.get('version')} of the document, this stepwell reads {VERSION}")
+    return Exploration(data)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    import sys
+
+    from .arguments import parse
+
+    given = parse(arguments)
+    try:
+        found = _found(given)
+        if given.json is not None:
+            found.write_json(given.json)
+        for name in given.about:
+            _print_about(found, name)
+        return 0
+    except StepwellError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _found(given: Any) -> Exploration:
+    """What the command line asks for."""
+    from ..explain.main import load_function
+
+    settings = {"options": given.options, "measure": given.measure}
+    if given.target.endswith(".json"):
+        return read(given.target)
+    if given.target.endswith(".mlir"):
+        found = explore_file(given.target, **settings)
+    else:
+        fn, values = load_function(given.target, given.args)
+        found = explore(fn, *values, **settings)
+    found.data["call"].update(target=given.target, **({"args": given.args} if given.args is not None else {}))
+    return found
+
+
+def _print_about(found: Exploration, name: str) -> None:
+    from .answers import text_of
+
+    for one in found.about(name):
+        print(text_of(one))
