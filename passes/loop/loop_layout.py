@@ -24,7 +24,7 @@ from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop, nd
 from ...dialects.expr import ONE, Dim, Expr, dim, evaluate, free_dims, free_syms
-from ...dialects.nd.types import LayoutAttr, TensorType, element_bytes
+from ...dialects.nd.types import LayoutAttr, TensorType, element_bytes, tensor_type
 from ..cost.machine import machine_of
 from ..cost.machine.prices import prices
 from ..manager.pass_manager import Pass
@@ -141,6 +141,10 @@ class _Problem:
                 self._nest(op, fixed)
             elif isinstance(op, ReturnOp):
                 self._returned(op)
+            elif isinstance(op, nd.IndexViewOp):
+                self._view(op)
+            elif isinstance(op, loop.ContractOp):
+                self._contract(op)
             elif not isinstance(op, nd.UpdateOp):
                 for v in op.results:
                     self._own(v, _ROWS)
@@ -223,6 +227,7 @@ class _Problem:
         shapes = any(a.stores and len(a.index) == 4 for a in accesses)
         for a in accesses:
             if len(a.index) != 4:
+                self._pay_rows_read(op, a, store, stored)
                 continue
             if self.prices.plane_ns_per_byte and a.is_convolved():
                 self._pay(a.shaped, _LAST, self.prices.plane_ns_per_byte)  # programs read channels side by side
@@ -243,6 +248,37 @@ class _Problem:
                 side = None if last is None else _ROWS if _moves(a, last, 3, -1) else _LAST if _moves(a, last, 1, -1) else None
             if side is not None:
                 self._pay(a.shaped, side, self.prices.across_ns_per_byte)
+
+    def _view(self, op: nd.IndexViewOp) -> None:
+        """A view is read along its last dimension."""
+        for v in op.results:
+            self._own(v, _ROWS)
+        index = op.map.data.results
+        if len(index) == 4 and any(isinstance(use.operation, loop.ContractOp) for use in op.result.uses):
+            self._pay_factor(op.operands[0], index, tensor_type(op.result).rank - 1)
+
+    def _contract(self, op: loop.ContractOp) -> None:
+        """A product reads its left factor along the terms of a sum."""
+        for v in op.results:
+            self._own(v, _ROWS)
+        if len(op.lhs_map.data.results) == 4:
+            self._pay_factor(op.lhs, op.lhs_map.data.results, len(op.loop_sizes))
+
+    def _pay_factor(self, source: SSAValue, index: Sequence[Expr], along: int) -> None:
+        """Reading a factor of a product along dimension `along` of `index`, where its channels or its rows lie."""
+        for place, side in ((1, _LAST), (3, _ROWS)):
+            if dim(along) in free_dims(index[place]):
+                self._pay(source, side, self.prices.across_ns_per_byte)
+                return
+
+    def _pay_rows_read(self, op: loop.NestOp, a: _Access, store: _Access | None, stored: object) -> None:
+        """Reading a tensor of other rank and of the size of the result, whose rows are channels or rows of the result's pixels."""
+        if a.stores or not a.index or store is None or len(store.index) != 4 or self._bytes(a.shaped) < self._bytes(op.results[0]):
+            return
+        for place, side in ((1, _LAST), (3, _ROWS)):
+            if _moves(a, store, -1, place):
+                self.cut.edge(stored, side, self.prices.across_ns_per_byte * self._bytes(a.shaped))
+                return
 
     def _pay_plane(self, op: loop.NestOp, a: _Access, ns_a_byte: float) -> None:
         if not a.stores:

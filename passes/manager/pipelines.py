@@ -22,8 +22,8 @@ from .pipeline_text import Element, Option, PipelineValue, build_pass, parse_tex
 TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {
         "nd": (
-            "nd-canonicalize", "nd-attention", "attention-select", "nd-sink-cat{merged}", "nd-stack-products", "nd-small-products",
-            "nd-small-convolutions", "nd-split-reductions",
+            "nd-canonicalize", "nd-attention", "attention-select", "nd-sink-cat{merged}", "nd-convolution-products", "nd-stack-products",
+            "nd-small-products", "nd-small-convolutions", "nd-split-reductions",
         ),
         "loop": (
             "loop-batch", "loop-outline", "nd-to-loop", "contract-expand", "loop-fuse{local-bytes=65536}", "loop-fuse-rows",

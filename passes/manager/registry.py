@@ -46,6 +46,7 @@ OURS: dict[str, str] = {
     "nd-attention": "passes.nd.nd_attention:NdAttention",
     "nd-library-products": "passes.nd.products.nd_library_products:NdLibraryProducts",
     "nd-stack-products": "passes.nd.products.nd_stack_products:NdStackProducts",
+    "nd-convolution-products": "passes.nd.convolutions.nd_convolution_products:NdConvolutionProducts",
     "nd-small-convolutions": "passes.nd.products.nd_small_convolutions:NdSmallConvolutions",
     "nd-small-products": "passes.nd.products.nd_small_products:NdSmallProducts",
     "nd-sink-cat": "passes.nd.nd_sink_cat:NdSinkCat",

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ...fx_to_nd.core.metadata import is_nonoverlapping_dense
 from ...fx_to_nd.core.signature import FOLDED
 from .freezing_affine import Affine, affine_of, applied
+from .weight_order import order_weights
 
 MAX_GROWTH_FACTOR = 2
 """A result that is larger than what it is made of by more than this factor is computed in each call: reading it would cost more."""
@@ -37,6 +38,8 @@ def fold(gm: GraphModule, known: Mapping[Node, torch.Tensor]) -> None:
     for node in known:
         if not node.users:
             node.meta[FOLDED] = True
+    with _undisturbed():
+        order_weights(gm)
 
 
 def foldable(gm: GraphModule, nodes: Mapping[Node, torch.Tensor]) -> dict[Node, torch.Tensor]:

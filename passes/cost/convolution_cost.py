@@ -1,0 +1,77 @@
+"""What a convolution costs a CPU: as code of ours with channels side by side (a product, or sums of windows), and as a library call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from .machine.prices import prices
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """The facts of one: sizes of image [N, C, places...], weight [O, C / groups, window...] and result [N, O, places...]."""
+
+    image: tuple[int, ...]
+    weight: tuple[int, ...]
+    result: tuple[int, ...]
+    groups: int
+    transposed: bool
+    element_bytes: int
+    """Of a floating point number; 0 for other types."""
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each output channel has an input channel of its own."""
+        return self.groups > 1 and self.weight[0] == self.groups and self.weight[1] == 1
+
+    @property
+    def moved_bytes(self) -> int:
+        """Image and result, read and written once."""
+        return (prod(self.image) + prod(self.result)) * self.element_bytes
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * prod(self.result) * prod(self.weight[1:])
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Of float32, one thread. `product_gflops`: a generated product whose columns fill vectors of `lanes`; `product_bytes_ns`: each byte of
+    image and result that it moves; `tap_ns`: one term of `lanes` sums of a depthwise nest. `call_ns`, `reorder_ns_per_byte`,
+    `library_gflops`, `depthwise_gflops`: the library's call, each byte around its kernel, its rates."""
+
+    lanes: int
+    product_gflops: float
+    product_bytes_ns: float
+    tap_ns: float
+    call_ns: float
+    reorder_ns_per_byte: float
+    library_gflops: float
+    depthwise_gflops: float
+
+
+PRICES = prices("cpu_convolutions", Prices)
+
+
+def own_ns(c: Convolution) -> float:
+    """Nanoseconds of code of ours: lanes along the output channels, which leave the last vector in part empty."""
+    channels = c.weight[0] // c.groups if not c.is_depthwise else c.weight[0]
+    filled = channels / (-(-channels // PRICES.lanes) * PRICES.lanes)
+    if c.is_depthwise:
+        return c.flops / 2 / PRICES.lanes / filled * PRICES.tap_ns
+    return c.flops / PRICES.product_gflops / filled + c.moved_bytes * PRICES.product_bytes_ns
+
+
+def library_ns(c: Convolution) -> float:
+    """Nanoseconds of a call of the library, which orders image and result in blocks around its kernel."""
+    rate = PRICES.depthwise_gflops if c.is_depthwise else PRICES.library_gflops
+    return PRICES.call_ns + c.flops / rate + c.moved_bytes * PRICES.reorder_ns_per_byte
+
+
+def computed_here(c: Convolution) -> bool:
+    """Whether a convolution of float32 costs less as code of ours."""
+    if c.transposed or c.element_bytes != 4 or 0 in (*c.image, *c.weight, *c.result):
+        return False
+    is_product = c.groups == 1 and prod(c.weight[2:]) == 1 and c.image[2:] == c.result[2:]
+    return (is_product or c.is_depthwise) and own_ns(c) < library_ns(c)
