@@ -246,7 +246,7 @@ def _plan_device(plan: _Plan, type: str, value: Any) -> None:
     if not isinstance(value, Enum) or value.value.partition(":")[0] not in DeviceType.__members__:
         raise _NoShim(f"device {value!r}")
     kind, index = device_codes(value.value)
-    plan.arguments += [("&i32" if type.endswith("*") else "i32", kind), ("i32", index)]
+    plan.arguments += [("&i32" if type.endswith("*") else "i32", kind), ("device", index)]
     plan.types += ["ptr" if type.endswith("*") else "i32", "i32"]
 
 
@@ -344,6 +344,8 @@ def _shim_argument(emitter: _Emitter, op: host.ExternOp, kind: str, value: Any) 
         return entry.text_constant(value)
     if kind == "i32":
         return str(value)
+    if kind == "device":
+        return emitter.gpu.index(value) if emitter.gpu is not None and emitter.on_gpu else str(value)
     if kind == "bools":
         return entry.constant_words([int(v) for v in value], "i32") if value else "null"
     if kind == "sizes":

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..host.gpu.runtime_ir import Variant
+from .errors import PackageError
 from .format import PackageFile
-from .programs import BoxRecord, DescriptorRecord, KernelRecord
+from .programs import BoxRecord, DescriptorRecord, KernelRecord, ProgramRecord
+from .signature import Signature
 
 
 @dataclass(frozen=True)
@@ -39,14 +42,37 @@ class PackagedKernel:
         return self.binaries[Variant.NOTHING if not addresses else Variant.ALL if sizes else Variant.ADDRESSES]
 
 
-def kernels_of(file: PackageFile, records: Sequence[KernelRecord], target: str) -> list[PackagedKernel]:
-    """The kernels of a program. PackageError where the code of one is missing or damaged."""
-    return [_kernel(file, one, target) for one in records]
+def kernels_of(file: PackageFile, records: Sequence[KernelRecord], target: str, from_ptx: bool = False) -> list[PackagedKernel]:
+    """The kernels of a program, as binaries or as PTX that the driver compiles. PackageError where code is missing or damaged."""
+    return [_kernel(file, one, target, _ptx if from_ptx else _cubin) for one in records]
 
 
-def _kernel(file: PackageFile, one: KernelRecord, target: str) -> PackagedKernel:
+def _kernel(file: PackageFile, one: KernelRecord, target: str, code_of: Callable[[PackageFile, str, str], bytes]) -> PackagedKernel:
     binaries = tuple(
-        PackagedBinary(b.name, bytes(file.content("cubin", b.section, target)), b.threads, b.shared, b.section, b.boxes)
+        PackagedBinary(b.name, code_of(file, b.section, target), b.threads, b.shared, f"{code_of.__name__} {b.section}", b.boxes)
         for b in one.binaries
     )
     return PackagedKernel(one.name, one.place, one.aligned, one.even, one.overlaps, one.described, binaries)
+
+
+def _cubin(file: PackageFile, name: str, target: str) -> bytes:
+    return bytes(file.content("cubin", name, target))
+
+
+def _ptx(file: PackageFile, name: str, target: str) -> bytes:
+    """The text of a variant, with the zero that ends it for the driver."""
+    try:
+        return zlib.decompress(file.content("ptx", name, target)) + b"\0"
+    except zlib.error as error:
+        raise PackageError(f"the PTX of a kernel cannot be read: {error}", place=file.path) from None
+
+
+def has_ptx(file: PackageFile, target: str) -> bool:
+    """Whether a package has the PTX of a target's kernels."""
+    return any(section.target == target for section in file.of_kind("ptx"))
+
+
+def shared_memory(file: PackageFile, signature: Signature, target: str) -> int:
+    """Bytes of shared memory that the kernels for a target take, at most."""
+    records: list[ProgramRecord] = [file.load(ProgramRecord, "program", one.name, target) for one in signature.entries]
+    return max((b.shared for record in records for kernel in record.kernels for b in kernel.binaries), default=0)

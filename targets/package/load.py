@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...errors import StepwellError
+from ..host.description import ProgramDescription
 from ..host.runtime.callables import native_callable, python_callable
 from .calls import Entry
 from .errors import PackageError
 from .format import PackageFile, open_package
+from .gpu import Place, first_gpu, gpu_place, is_device, on_device
 from .kernels import kernels_of
 from .process import (
     cpu_features,
@@ -25,7 +27,6 @@ from .process import (
     host_runtime,
     kernel_resolver,
     mapped,
-    runs_on_gpu,
     why_not_native,
 )
 from .programs import ProgramRecord, description_of, object_of
@@ -103,8 +104,9 @@ def load(
 ) -> Package:
     """Open a package that `stepwell.export` wrote.
 
-    device: where to run, for a package with code for a CPU and for GPUs ("cpu", "cuda:1"). weights: tensors in place of those of the file,
-    by name; they are shared, not copied, where their layout is that of the file. verify: check the weights too, which reads them all.
+    device: where to run, for a package with code for a CPU and for GPUs: "cpu", "cuda" (the first GPU), "cuda:1". weights: tensors in place
+    of those of the file, by name; they are shared, not copied, where their layout is that of the file. verify: check the weights too, which
+    reads them all.
     target: one of the package's targets, by default the best one that the machine can run. Raises PackageError."""
     with open_package(path) as file:
         return load_file(file, device, weights, verify, target)
@@ -133,20 +135,14 @@ def _loaded(
     for entry in signature.entries:
         entry.arguments.check()
         entry.result.check()
-    chosen = choose_target(file, signature, device, target)
+    place = choose_place(file, signature, device, target)
     store = WeightStore(file, verify)
-    place = device_of(chosen)
-    if place != "cpu":
-        store.move(place)
+    if place.device != "cpu":
+        store.move(place.device)
     if weights is not None:
         store.replace(weights)
-    entries = {one.name: _entry(file, signature, one, chosen, store) for one in signature.entries}
-    return Package(file, signature, chosen, store, entries)
-
-
-def device_of(target: Target) -> str:
-    """Where the programs for a target run."""
-    return "cuda:0" if target.capability else "cpu"
+    entries = {one.name: _entry(file, signature, one, place, store) for one in signature.entries}
+    return Package(file, signature, place.target, store, entries)
 
 
 def _wants_gpu(file: PackageFile, signature: Signature, device: str | None) -> bool | None:
@@ -154,13 +150,13 @@ def _wants_gpu(file: PackageFile, signature: Signature, device: str | None) -> b
     if device is None:
         devices = {leaf.device.partition(":")[0] for entry in signature.entries for leaf in entry.leaves if leaf.device}
         return True if devices == {"cuda"} else False if devices == {"cpu"} else None
-    if device not in ("cpu", "cuda", "cuda:0"):
-        raise file.error(f"it runs on 'cpu' and 'cuda:0', not on '{device}'; CUDA_VISIBLE_DEVICES says which GPU is the first one")
+    if not is_device(device):
+        raise file.error(f"it runs on 'cpu', 'cuda' and 'cuda:1', not on '{device}'")
     return device != "cpu"
 
 
-def choose_target(file: PackageFile, signature: Signature, device: str | None, name: str | None) -> Target:
-    """The best target that this machine runs, or the one of that name. PackageError says what each lacks."""
+def choose_place(file: PackageFile, signature: Signature, device: str | None, name: str | None) -> Place:
+    """A device and the best target that this machine runs, or the one of that name. PackageError says what each lacks."""
     targets = [t for t in signature.targets if name is None or t.name == name]
     if not targets:
         raise file.error(f"it has no code for '{name}'; it has code for {', '.join(t.name for t in signature.targets)}")
@@ -170,37 +166,40 @@ def choose_target(file: PackageFile, signature: Signature, device: str | None, n
         raise file.error(f"it has no code for {device}; it has code for {', '.join(t.name for t in targets)}")
     lacks: list[str] = []
     for one in known:
-        problem = _problem_of(one)
-        if not problem:
-            if lacks:
-                log.info("%s: code for %s runs; %s", file.path, one.name, "; ".join(lacks))
-            return one
-        lacks.append(f"{one.name}: {problem}")
+        found = _place_of(file, signature, one, device)
+        if isinstance(found, Place):
+            if lacks or found.from_ptx:
+                how = ", compiled by the driver from PTX" if found.from_ptx else ""
+                log.info("%s: code for %s runs%s; %s", file.path, one.name, how, "; ".join(lacks) or "the file has none for this GPU")
+            return found
+        lacks.append(f"{one.name}: {found}")
     raise file.error(f"this machine runs none of its code ({'; '.join(lacks)}); export it for other targets, such as cpu-v3")
 
 
-def _problem_of(target: Target) -> str:
-    """Why code for a target does not run here, or ""."""
+def _place_of(file: PackageFile, signature: Signature, target: Target, device: str | None) -> Place | str:
+    """Where code for a target runs, or why it does not run here."""
     missing = [f for f in target.features if f not in cpu_features()]
     if missing:
         return f"the CPU lacks {', '.join(missing)}"
-    return runs_on_gpu(target.capability, target.multiprocessors, device_of(target)) if target.capability else ""
+    if not target.capability:
+        return Place(target)
+    return gpu_place(file, signature, target, device if device not in (None, "cpu") else "cuda")
 
 
-def _entry(file: PackageFile, signature: Signature, point: EntryPoint, target: Target, store: WeightStore) -> Entry:
-    record: ProgramRecord = file.load(ProgramRecord, "program", point.name, target.name)
+def _entry(file: PackageFile, signature: Signature, point: EntryPoint, place: Place, store: WeightStore) -> Entry:
+    record: ProgramRecord = file.load(ProgramRecord, "program", point.name, place.target.name)
     reason = "" if record.native else "it was exported without a native entry"
     reason = reason or why_not_native(file, signature.handle_offset)
     run: Callable[[list[Any]], list[Any]] | None = None
     if not reason:
         try:
-            run = _native(file, record, point.name, target, store)
+            run = _native(file, record, point.name, place, store)
         except PackageError as error:  # another torch: its C shim lacks a function that the entry calls
             reason = str(error)
     if run is None:
         log.warning("%s: entry point '%s' runs through Python: %s", file.path, point.name, reason)
-        run = _through_python(file, record, point.name, target, store)
-    return Entry(file.path, _on(point, record.device), record, store, run, native=not reason)
+        run = _through_python(file, record, point.name, place, store)
+    return Entry(file.path, _on(point, place.device), record, store, run, native=not reason)
 
 
 def _on(point: EntryPoint, device: str) -> EntryPoint:
@@ -209,24 +208,30 @@ def _on(point: EntryPoint, device: str) -> EntryPoint:
     return changed(point, leaves=leaves)
 
 
-def _native(file: PackageFile, record: ProgramRecord, name: str, target: Target, store: WeightStore) -> Callable[[list[Any]], list[Any]]:
-    driver = None
+def _native(file: PackageFile, record: ProgramRecord, name: str, place: Place, store: WeightStore) -> Callable[[list[Any]], list[Any]]:
+    driver, target, first = None, place.target, first_gpu(record, place.device)
     if target.capability:
         from ..host.gpu.driver import cuda_driver
 
         driver = cuda_driver()
-    image = mapped(file, name, target.name, entry_resolver(file, functions_image(file, target.name), driver))
+    image = mapped(file, name, target.name, entry_resolver(file, functions_image(file, target.name), driver, first))
     constants, objects = [store.tensor(one) for one in record.constants], [object_of(one) for one in record.objects]
-    description = description_of(record, kernels_of(file, record.kernels, target.name))
-    return native_callable(description, image, constants, objects, host_runtime(file))
+    description = _description(file, record, place)
+    return native_callable(description, image, constants, objects, host_runtime(file, first))
+
+
+def _description(file: PackageFile, record: ProgramRecord, place: Place) -> ProgramDescription:
+    kernels = kernels_of(file, record.kernels, place.target.name, place.from_ptx)
+    return description_of(on_device(record, place.device), kernels)
 
 
 def _through_python(
-    file: PackageFile, record: ProgramRecord, name: str, target: Target, store: WeightStore
+    file: PackageFile, record: ProgramRecord, name: str, place: Place, store: WeightStore
 ) -> Callable[[list[Any]], list[Any]]:
+    target = place.target
     image = mapped(file, name, target.name, kernel_resolver(functions_image(file, target.name)))
     constants, objects = [store.tensor(one) for one in record.constants], [object_of(one) for one in record.objects]
-    description = description_of(record, kernels_of(file, record.kernels, target.name))
+    description = _description(file, record, place)
     if not target.capability:
         return python_callable(description, image, constants, objects)
     import torch

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from ..host.gpu.runtime_ir import FIRST_GPU
 from ..host.runtime.callables import HostRuntime
 from ..host.runtime.settings import settle_runtime
 from ..host.symbols import TORCH_ERROR, cuda_shim_address, handle_offset, missing, shim_address, symbols
@@ -92,8 +93,8 @@ def mapped(
         raise file.error(str(error)) from None
 
 
-def _shared(file: PackageFile, name: str, target: str, make: Callable[[], Any]) -> Any:
-    key = file.section("code", name, target).sha256
+def _shared(file: PackageFile, name: str, target: str, make: Callable[[], Any], more: str = "") -> Any:
+    key = file.section("code", name, target).sha256 + more
     with _lock:
         found = _kept.get(key)
         if found is None:
@@ -101,15 +102,20 @@ def _shared(file: PackageFile, name: str, target: str, make: Callable[[], Any]) 
     return found
 
 
-def host_image(file: PackageFile) -> MappedImage:
-    """The host runtime of a package, mapped once in the process."""
+def host_image(file: PackageFile, first: int = 0) -> MappedImage:
+    """The host runtime of a package, mapped once in the process for programs to whose numbers of GPUs `first` is added. PackageError for a
+    package of release 0.1.0, whose programs run on the first GPU alone."""
 
     def make() -> MappedImage:
         image = mapped(file, "runtime", forever=True)
         settle_runtime(image)
+        if first and FIRST_GPU not in image:
+            raise file.error("a release wrote it whose packages run on the first GPU alone; CUDA_VISIBLE_DEVICES says which that is")
+        if first:
+            ctypes.c_int32.from_address(image.address(FIRST_GPU)).value = first
         return image
 
-    return _shared(file, "runtime", "", make)
+    return _shared(file, "runtime", "", make, str(first or ""))
 
 
 def functions_image(file: PackageFile, target: str) -> MappedImage | None:
@@ -119,36 +125,25 @@ def functions_image(file: PackageFile, target: str) -> MappedImage | None:
     return _shared(file, "functions", target, lambda: mapped(file, "functions", target, forever=True))
 
 
-def gpu_image(file: PackageFile, driver: Driver) -> MappedImage:
-    """The part of the runtime that launches on a GPU, for a driver."""
-    addresses = driver.symbols()
+def gpu_image(file: PackageFile, driver: Driver, first: int = 0) -> MappedImage:
+    """The part of the runtime that launches on a GPU, for a driver; `first` as of `host_image`."""
+    addresses, host = driver.symbols(), host_image(file, first)
     with _lock:
-        key = f"{id(driver)} {file.section('code', 'gpu-runtime').sha256}"
+        key = f"{id(driver)} {first} {file.section('code', 'gpu-runtime').sha256}"
         if key not in _kept:
-            image = mapped(file, "gpu-runtime", resolve=lambda name: addresses.get(name) or process_address(name), forever=True)
+            own = {name: host.address(name) for name in (FIRST_GPU,) if name in host}
+            image = mapped(
+                file, "gpu-runtime", resolve=lambda name: own.get(name) or addresses.get(name) or process_address(name), forever=True
+            )
             _kept[key] = driver, image
         return _kept[key][1]
 
 
-def runs_on_gpu(capability: int, multiprocessors: int, device: str) -> str:
-    """Why code for a GPU does not run on a device of torch; "" where it does."""
-    import torch
-
-    if not torch.cuda.is_available() or torch.version.hip:
-        return "torch finds no GPU of NVIDIA's"
-    major, minor = torch.cuda.get_device_capability(device)
-    # binaries run on later GPUs of their generation, those from Hopper on (which use its own instructions) on no other
-    fits = major == capability // 10 and (minor == capability % 10 if major >= 9 else minor >= capability % 10)
-    if not fits:
-        return f"the GPU is an sm_{major}{minor}"
-    found = torch.cuda.get_device_properties(device).multi_processor_count
-    return f"the GPU has {found} multiprocessors, and {multiprocessors} are needed" if found < multiprocessors else ""
-
-
-def host_runtime(file: PackageFile) -> HostRuntime:
-    """What the surroundings of native entries take from the runtime of a package."""
+def host_runtime(file: PackageFile, first: int = 0) -> HostRuntime:
+    """What the surroundings of native entries take from the runtime of a package; `first` as of `host_image`."""
     return HostRuntime(
-        host_image(file).address("stepwell_arena_clear"), lambda driver: gpu_image(file, driver).address("stepwell_gpu_launch")
+        host_image(file, first).address("stepwell_arena_clear"),
+        lambda driver: gpu_image(file, driver, first).address("stepwell_gpu_launch"),
     )
 
 
@@ -186,14 +181,16 @@ def _selftest_problem(file: PackageFile) -> str:
     return "" if problem is None else f"the self-test of native entries failed ({problem})"
 
 
-def entry_resolver(file: PackageFile, functions: MappedImage | None, driver: Driver | None = None) -> Callable[[str], int | None]:
-    """Addresses for an entry: of the package's runtime and functions, then of the process."""
+def entry_resolver(
+    file: PackageFile, functions: MappedImage | None, driver: Driver | None = None, first: int = 0
+) -> Callable[[str], int | None]:
+    """Addresses for an entry: of the package's runtime and functions, then of the process; `first` as of `host_image`."""
 
     def resolve(name: str) -> int | None:
-        for image in (functions, host_image(file) if name.startswith("stepwell_") else None):
+        for image in (functions, host_image(file, first) if name.startswith("stepwell_") else None):
             if image is not None and name in image:
                 return image.address(name)
-        if driver is not None and name.startswith("stepwell_gpu") and name in (gpu := gpu_image(file, driver)):
+        if driver is not None and name.startswith("stepwell_gpu") and name in (gpu := gpu_image(file, driver, first)):
             return gpu.address(name)
         return process_address(name)
 

@@ -151,9 +151,9 @@ def start_kernels(
     return jobs
 
 
-def compile_text(text: str, target: GpuTarget, options: KernelOptions) -> CompiledKernel:
-    """Compile the text of one kernel to a binary. TargetError, with what Triton says, for one that it refuses."""
-    stage = target.binary
+def compile_text(text: str, target: GpuTarget, options: KernelOptions, stage: str | None = None) -> CompiledKernel:
+    """Compile the text of one kernel up to `stage`, by default to a binary. TargetError, with what Triton says, for one that it refuses."""
+    stage = stage or target.binary
     key = kernel_key(text, target, options, stage, fingerprint(target))
     try:
         built = _submit(key, text, target, options, stage).result()

@@ -82,13 +82,29 @@ class GpuKernel:
         for). One that may not rely on addresses relies on nothing, and has no descriptors."""
         if not self.binary.key:
             self.take(compile_text(self.text, self.target, self.options))
-        if (addresses or not (self.aligned or self.pointer_text)) and (sizes or not self.even):
+        if self._is_usual(addresses, sizes):
             return self.binary
         found = self._variants.get((addresses, sizes))
         if found is None:
-            text = (_SIZE_HINT if addresses else _HINT).sub("", self.text if addresses else self.pointer_text or self.text)
-            found = self._variants[addresses, sizes] = self._fitting(text, compile_text(text, self.target, self.options))[2]
+            found = self._variants[addresses, sizes] = self._compiled(addresses)[2]
         return found
+
+    def ptx(self, addresses: bool, sizes: bool) -> str:
+        """The PTX of a variant: what NVIDIA's driver compiles for GPUs that are later than those of its binary."""
+        self.variant(addresses, sizes)
+        usual = self._is_usual(addresses, sizes)
+        text, options = (self.text, self.options) if usual else self._compiled(addresses)[:2]
+        code = compile_text(text, self.target, options, "ptx").code
+        assert isinstance(code, str)
+        return code
+
+    def _is_usual(self, addresses: bool, sizes: bool) -> bool:
+        return (addresses or not (self.aligned or self.pointer_text)) and (sizes or not self.even)
+
+    def _compiled(self, addresses: bool) -> tuple[str, KernelOptions, Binary]:
+        """The text, the options and the binary of a variant that does not take sizes for multiples of 16."""
+        text = (_SIZE_HINT if addresses else _HINT).sub("", self.text if addresses else self.pointer_text or self.text)
+        return self._fitting(text, compile_text(text, self.target, self.options))
 
     def take(self, compiled: CompiledKernel) -> None:
         """Have a binary; one of ours that takes more shared memory than a program may have is compiled again with fewer iterations of its

@@ -105,6 +105,8 @@ class CodeSections:
     def __init__(self, ir: bool = True) -> None:
         self._keeps_ir = ir
         self._cubins: dict[tuple[str, str], bytes] = {}
+        self._ptx: dict[tuple[str, str], bytes] = {}
+        """Of the best target whose PTX later GPUs take, compressed; the keys are those of the cubins."""
         self._ir: dict[tuple[str, str], bytes] = {}
         """By name and target, compressed."""
         self._sections: list[tuple[Section, bytes]] = []
@@ -175,6 +177,8 @@ class CodeSections:
     def _kernel(self, kernel: GpuKernel) -> KernelRecord:
         binaries = [kernel.variant(addresses=v != Variant.NOTHING, sizes=v == Variant.ALL) for v in Variant]
         first, second, third = map(self._binary, binaries)
+        for variant, record in zip(Variant, (first, second, third), strict=True):
+            self._keep_ptx(kernel, variant, record.section)
         described = tuple(DescriptorRecord(d.position, d.rank, d.bytes) for d in kernel.described)
         place = without_folders(kernel.place)
         return KernelRecord(kernel.name, place, kernel.aligned, kernel.even, kernel.overlaps, described, (first, second, third))
@@ -184,6 +188,13 @@ class CodeSections:
         self._cubins[name, self._here] = binary.code
         boxes = tuple(BoxRecord(b.element, b.swizzle, b.sizes) for b in binary.boxes)
         return BinaryRecord(binary.name, name, binary.threads, binary.shared, boxes)
+
+    def _keep_ptx(self, kernel: GpuKernel, variant: Variant, name: str) -> None:
+        """Keep the PTX of a variant, unless it is for one architecture alone, or a better target has some."""
+        if not is_portable(self._here) or any(target != self._here for _, target in self._ptx):
+            return
+        text = kernel.ptx(addresses=variant != Variant.NOTHING, sizes=variant == Variant.ALL)
+        self._ptx[name, self._here] = zlib.compress(text.encode(), 6)
 
     def _share(self) -> None:
         """The image of the products and attention of a target."""
@@ -216,13 +227,19 @@ class CodeSections:
         if self._cubins:
             gpu = compile_text(gpu_runtime_text(), wanted=wanted)
             self._add("gpu-runtime", "", [gpu], exported([gpu]))
-        self._sections += [(Section("cubin", key[0], 0, 0, "", key[1]), self._cubins[key]) for key in sorted(self._cubins)]
+        for kind, found in (("cubin", self._cubins), ("ptx", self._ptx)):
+            self._sections += [(Section(kind, name, 0, 0, "", target), found[name, target]) for name, target in sorted(found)]
         return [*self._sections, *((Section("ir", name, 0, 0, "", target), text) for (name, target), text in self._ir.items())]
 
 
 def without_folders(place: str) -> str:
     """Where a kernel comes from, in any folder: `kernel @k0 (model.py:12)` for `kernel @k0 (/home/me/model.py:12)`."""
     return re.sub(r"\([^()]*[/\\]", "(", place)
+
+
+def is_portable(target: str) -> bool:
+    """Whether later GPUs take the PTX of kernels for a GPU: from Hopper on Triton uses instructions of the very architecture."""
+    return target.startswith("sm_") and int(target.removeprefix("sm_")) < 90
 
 
 def import_target(device: str) -> str:

@@ -133,13 +133,17 @@ class GpuEntry:
         entry.start(onward)
         self.workspaces = entry.let(f"phi ptr [ null, %{before} ], [ {known}, %{default} ], [ {fresh}, %{last} ]")
 
+    def index(self, number: int) -> str:
+        """The number of a GPU that the program names, in the process that it runs in; -1, of the CPU, is itself."""
+        return str(number) if number < 0 else self.emitter.entry.call("stepwell_gpu_index", str(number))
+
     # -- memory
 
     def acquire_arena(self, size: str) -> str:
         """The address of fresh memory of the device, which the entry owns until it returns."""
         entry, (kind, index) = self.emitter.entry, device_codes(self.device)
         sizes, steps = entry.scratch("i64", [size]), entry.constant_words([1])
-        entry.require_ok(entry.call("aoti_torch_empty_strided", "1", sizes, steps, "0", str(kind), str(index), "%out"))
+        entry.require_ok(entry.call("aoti_torch_empty_strided", "1", sizes, steps, "0", str(kind), self.index(index), "%out"))
         handle = entry.load("%out")
         entry.keep_handle(handle)
         entry.require_ok(entry.call("aoti_torch_get_data_ptr", handle, "%out"))
@@ -150,7 +154,7 @@ class GpuEntry:
         entry, type = self.emitter.entry, op.result.type
         kind, index = device_codes(type.device.data)
         rank, code = str(len(op.sizes.data)), str(dtype_code(type.element_type))
-        entry.require_ok(entry.call("aoti_torch_empty_strided", rank, sizes, strides, code, str(kind), str(index), "%out"))
+        entry.require_ok(entry.call("aoti_torch_empty_strided", rank, sizes, strides, code, str(kind), self.index(index), "%out"))
         self.emitter.values.own_handle(op.result, entry.load("%out"))
 
     def from_blob(self, op: host.FromArenaOp, data: str, sizes: str, strides: str) -> None:
@@ -158,7 +162,7 @@ class GpuEntry:
         entry, type = self.emitter.entry, op.result.type
         index = device_codes(type.device.data)[1]
         rank, code = str(len(op.sizes.data)), str(dtype_code(type.element_type))
-        entry.require_ok(entry.call("stepwell_gpu_from_blob", data, rank, sizes, strides, code, str(index), "%out"))
+        entry.require_ok(entry.call("stepwell_gpu_from_blob", data, rank, sizes, strides, code, self.index(index), "%out"))
         self.emitter.values.own_handle(op.result, entry.load("%out"))
 
     def workspace(self, op: host.WorkspaceOp) -> None:

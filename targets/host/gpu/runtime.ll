@@ -14,6 +14,8 @@
 ;   sizes of which it does so in the highest; a bit for each of the first arguments that must not be null; what is kept
 ;   of the launch's descriptors (descriptors.ll), null where it has none; its arguments, each in 8 bytes.
 
+@stepwell_first_gpu = external global i32
+
 declare i32 @aoti_torch_create_cuda_guard(i32, ptr)
 declare i32 @aoti_torch_delete_cuda_guard(ptr)
 declare i32 @aoti_torch_get_current_cuda_stream(i32, ptr)
@@ -34,9 +36,17 @@ declare i32 @torch_from_blob(ptr, i64, ptr, ptr, i64, i32, i32, i32, ptr, i32, p
   i32 1, i32 0, i32 0, i32 0, i32 0, i32 0, i32 0, i32 0,
   i32 0, i32 0, i32 0, i32 0, i32 0, i32 0, i32 0, i32 0] }
 
+; The number of a GPU in this process, of the one in a program.
+define i32 @stepwell_gpu_index(i32 %named) {
+  %first = load i32, ptr @stepwell_first_gpu
+  %device = add i32 %named, %first
+  ret i32 %device
+}
+
 ; Makes the device current and notes its stream and context: 0, or the code of torch or of the driver.
-define i32 @stepwell_gpu_enter(i32 %device, ptr %state) {
+define i32 @stepwell_gpu_enter(i32 %named, ptr %state) {
 entry:
+  %device = call i32 @stepwell_gpu_index(i32 %named)
   %g = call i32 @aoti_torch_create_cuda_guard(i32 %device, ptr %state)
   %gbad = icmp ne i32 %g, 0
   br i1 %gbad, label %failed, label %guarded

@@ -76,7 +76,11 @@ DRIVER_SYMBOLS = frozenset(
 )  # fmt: skip
 """What the functions call."""
 
+FIRST_GPU = "stepwell_first_gpu"
+"""The number of the runtime (runtime/arguments.ll) that is added to the numbers of GPUs."""
+
 GPU_FUNCTIONS: dict[str, str] = {
+    "stepwell_gpu_index": "i32 (i32)",
     "stepwell_gpu_enter": "i32 (i32, ptr)",
     "stepwell_gpu_leave": "void (ptr)",
     "stepwell_gpu_launch": "i32 (ptr, ptr, ptr)",

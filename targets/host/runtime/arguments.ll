@@ -101,9 +101,13 @@ notensor:
   ret i32 -1
 }
 
+; What is added to the numbers of GPUs that programs name: packages are loaded on other GPUs than they were made for.
+@stepwell_first_gpu = global i32 0
+
 ; Compares a tensor with an element type, sizes and strides: 0 equal, 1 only strides differ, 2 anything else differs.
 ; Strides of dimensions of size 1, and of tensors without elements, do not matter. %kind holds the element type in its
-; low 10 bits (1023: any), above them 0 for the CPU, 1 + the number of a GPU, or 255 for any device.
+; low 10 bits (1023: any), above them 0 for the CPU, 1 + the number of a GPU less @stepwell_first_gpu, or 255 for any
+; device.
 define i64 @stepwell_compare(ptr %tensor, i64 %kind, i64 %rank, ptr %sizes, ptr %strides) {
 entry:
   %i32 = alloca i32
@@ -123,7 +127,9 @@ gpu:
   %ri = call i32 @aoti_torch_get_device_index(ptr %tensor, ptr %i32)
   %index = load i32, ptr %i32
   %number = trunc i64 %place to i32
-  %want = sub i32 %number, 1
+  %first = load i32, ptr @stepwell_first_gpu
+  %named = sub i32 %number, 1
+  %want = add i32 %named, %first
   %eqindex = icmp eq i32 %index, %want
   %isgpu = icmp eq i32 %dev, 1
   %isthis = and i1 %isgpu, %eqindex

@@ -13,7 +13,7 @@ from functools import cache
 from ...cpu.cache import shared_object
 from ...cpu.jit import Library, load_object
 from ..gpu.driver import Driver, LaunchError, cuda_driver
-from ..gpu.runtime_ir import DRIVER_SYMBOLS, GPU_FUNCTIONS, gpu_runtime_text
+from ..gpu.runtime_ir import DRIVER_SYMBOLS, FIRST_GPU, GPU_FUNCTIONS, gpu_runtime_text
 from ..symbols import handle_offset, missing, symbols
 from .callables import HostRuntime, HostUnavailable
 from .runtime_ir import FUNCTIONS, runtime_text
@@ -60,10 +60,11 @@ _gpu_libraries: dict[int, tuple[Driver, Library]] = {}
 
 def gpu_runtime(driver: Driver) -> dict[str, int]:
     """What launches on a GPU need of the runtime, for one driver. HostUnavailable where torch or the driver lacks something."""
+    first = library().address(FIRST_GPU)
     with _lock:
         found = _gpu_libraries.get(id(driver))
         if found is None:
-            addresses = driver.symbols()
+            addresses = {**driver.symbols(), FIRST_GPU: first}
             absent = sorted(DRIVER_SYMBOLS - addresses.keys())
             if absent:
                 raise HostUnavailable(f"native launches need {', '.join(absent)}")

@@ -1,23 +1,32 @@
 """Packages for GPUs, made where there is none: graphs on another device, kernels in all variants, what a machine without a GPU says."""
 
+import ctypes
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import stepwell
-from stepwell.targets.host.gpu.runtime_ir import Variant
+from stepwell.targets.host.description import Check
+from stepwell.targets.host.gpu.runtime_ir import FIRST_GPU, Variant
 from stepwell.targets.package.errors import PackageError
 from stepwell.targets.package.format import Section, open_package, packed, read_package
-from stepwell.targets.package.kernels import kernels_of
-from stepwell.targets.package.programs import ProgramRecord
+from stepwell.targets.package.gpu import Place, first_gpu, gpu_place, on_device
+from stepwell.targets.package.kernels import has_ptx, kernels_of
+from stepwell.targets.package.process import host_image
+from stepwell.targets.package.programs import ItemRecord, ProgramRecord
+from stepwell.targets.package.schema import changed, dump
+from stepwell.targets.package.signature import EntryPoint, Signature, Target
+from stepwell.targets.package.trees import Tree
 from stepwell.tools.options.options import make_options
 from stepwell.tools.package.code import CodeSections, without_folders
 from stepwell.tools.package.exported import exported_graph
 from stepwell.tools.package.levels import level_of
 
+FILES = Path(__file__).parents[2] / "targets" / "package" / "files"
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
 
@@ -71,6 +80,9 @@ class FakeKernel:
     def variant(self, addresses, sizes):
         return FakeBinary(self.name, f"{self.name} {addresses} {sizes}".encode())
 
+    def ptx(self, addresses, sizes):
+        return f"ptx of {self.name} {addresses} {sizes}"
+
 
 @dataclass(frozen=True)
 class FakeDescription:
@@ -97,6 +109,98 @@ def test_kernels_keep_their_variants_and_lie_in_the_file_once():
         kernels_of(file, records, "sm_80")
 
 
+def gpu_sections(*names):
+    """The file of a kernel for some GPUs, best first, and its record for each."""
+    code, records = CodeSections(), {}
+    for name in names:
+        with code.level(level_of(name)):
+            records[name] = code.add_kernels(FakeDescription([FakeKernel(name)]))
+    return read_package(b"".join(packed([(s, c) for s, c in code.finish() if s.kind in ("cubin", "ptx")], {}, "0"))), records
+
+
+def test_the_best_target_whose_ptx_later_gpus_take_has_some():
+    file, records = gpu_sections("sm_90", "sm_89", "sm_80")
+    assert [name for name in records if has_ptx(file, name)] == ["sm_89"]
+    (kernel,) = kernels_of(file, records["sm_89"], "sm_89", from_ptx=True)
+    assert {b.code for b in kernel.binaries} == {
+        b"ptx of sm_89 True True\0", b"ptx of sm_89 False False\0", b"ptx of sm_89 True False\0",
+    }  # fmt: skip
+    assert len({b.key for b in (*kernel.binaries, *kernels_of(file, records["sm_89"], "sm_89")[0].binaries)}) == 6
+    with pytest.raises(PackageError, match="no section ptx"):
+        kernels_of(file, records["sm_80"], "sm_80", from_ptx=True)
+
+
+@dataclass(frozen=True)
+class FakeProperties:
+    multi_processor_count: int = 100
+    shared_memory_per_block_optin: int = 1 << 17
+
+
+@pytest.fixture
+def pretend_gpus(monkeypatch):
+    """A function that has torch find GPUs of these capabilities."""
+
+    def pretend(*capabilities, properties=FakeProperties()):  # noqa: B008
+        find = lambda device: capabilities[torch.device(device).index or 0]  # noqa: E731
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(capabilities))
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: divmod(find(device), 10))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+
+    return pretend
+
+
+@pytest.mark.parametrize(
+    ("made", "gpu", "how"),
+    [
+        ("sm_80", 80, "binary"), ("sm_80", 86, "binary"), ("sm_80", 90, "ptx"), ("sm_80", 120, "ptx"), ("sm_90", 90, "binary"),
+        ("sm_89", 80, "the GPU is an sm_80"), ("sm_90", 100, "the GPU is an sm_100"), ("sm_80", 75, "the GPU is an sm_75"),
+    ],
+)  # fmt: skip
+def test_code_runs_as_a_binary_or_from_ptx(made, gpu, how, pretend_gpus):
+    pretend_gpus(gpu)
+    file, _ = gpu_sections(made)
+    place = gpu_place(file, Signature((), (), 16), Target(made, capability=int(made[3:])), "cuda")
+    assert place == (how if " " in how else Place(Target(made, capability=int(made[3:])), "cuda:0", how == "ptx"))
+
+
+def test_what_a_gpu_lacks_is_named(pretend_gpus):
+    file, records = gpu_sections("sm_80")
+    record = ProgramRecord("f", 0, True, "", "cuda:0", "gpu", (), (), kernels=records["sm_80"])
+    sections = [(s, bytes(file.bytes_of(s))) for s in file.index.sections]
+    file = read_package(b"".join(packed([*sections, (Section("program", "f", 0, 0, "", "sm_80"), dump(record))], {}, "0")))
+    signature = Signature((EntryPoint("f", (), 0, Tree("tuple"), (), Tree("tuple"), ()),), (), 16)
+    pretend_gpus(90, 90, properties=FakeProperties(20, 1000))
+    target = Target("sm_80", capability=80, multiprocessors=16)
+    assert gpu_place(file, signature, target, "cuda:1") == "a program on the GPU has 1000 bytes of shared memory, and 65536 are needed"
+    assert "20 multiprocessors, and 27" in str(gpu_place(file, signature, changed(target, multiprocessors=27), "cuda:1"))
+    assert gpu_place(file, signature, target, "cuda:2") == "torch finds 2 GPUs, and no cuda:2"
+    pretend_gpus(80, 80, properties=FakeProperties(20, 1000))
+    assert gpu_place(file, signature, target, "cuda:1") == Place(target, "cuda:1")
+
+
+def test_programs_are_moved_to_another_gpu():
+    device = {"enum": ["device", "cuda:0"]}
+    record = ProgramRecord(
+        "f", 0, True, "rt.empty((2,), (1,), 'float32', 'cuda:0')", "cuda:0", "gpu", (), (),
+        items=(ItemRecord("value", [device, 1]), ItemRecord("operator", "cuda:0")), checks=(Check("x", "float32", 1, "cuda:0"),),
+    )  # fmt: skip
+    moved = on_device(record, "cuda:3")
+    assert moved.python.endswith("'cuda:3')") and moved.device == moved.checks[0].device == "cuda:3"
+    assert [one.value for one in moved.items] == [[{"enum": ["device", "cuda:3"]}, 1], "cuda:0"]
+    assert first_gpu(record, "cuda:3") == 3 and first_gpu(moved, "cuda:1") == -2 and on_device(moved, "cuda:3") is moved
+    assert first_gpu(changed(record, device="cpu"), "cpu") == 0
+
+
+def test_runtimes_for_other_gpus_are_apart():
+    file = read_package((FILES / "version-1.1.stepwell").read_bytes())
+    words = [ctypes.c_int32.from_address(host_image(file, k).address(FIRST_GPU)) for k in (0, 2, -1)]
+    assert [word.value for word in words] == [0, 2, -1] and host_image(file, 2) is host_image(file, 2)
+    old = read_package((FILES / "version-1.stepwell").read_bytes())
+    with pytest.raises(PackageError, match="packages run on the first GPU alone"):
+        host_image(old, 1)
+
+
 def test_levels_of_gpus_say_what_they_need():
     level = level_of("sm_90")
     assert level.is_gpu and level.device == "cuda:0" and level.target.capability == 90 and level.target.multiprocessors > 0
@@ -117,6 +221,9 @@ def test_a_package_for_gpus_and_the_cpu(tmp_path):
         record = file.load(ProgramRecord, "program", "forward", "sm_90")
         assert record.device == "cuda:0" and record.native and record.kernels
         assert {s.target for s in file.of_kind("cubin")} == {"sm_80", "sm_90"}
+        assert {s.target for s in file.of_kind("ptx")} == {"sm_80"}
+        (first, *_) = kernels_of(file, file.load(ProgramRecord, "program", "forward", "sm_80").kernels, "sm_80", from_ptx=True)
+        assert all(b".target sm_80" in binary.code for binary in first.binaries)
     torch.testing.assert_close(stepwell.load(path)(x), model(x))
     if not torch.cuda.is_available():
         with pytest.raises(PackageError, match="runs none of its code.*sm_90: torch finds no GPU"):
@@ -126,7 +233,7 @@ def test_a_package_for_gpus_and_the_cpu(tmp_path):
 def test_a_device_that_packages_do_not_run_on(tmp_path):
     path = tmp_path / "a.stepwell"
     stepwell.export(nn.ReLU(), (torch.ones(2),), to=path, targets=["cpu-v3"], ir=False)
-    with pytest.raises(PackageError, match="it runs on 'cpu' and 'cuda:0', not on 'mps'"):
+    with pytest.raises(PackageError, match="it runs on 'cpu', 'cuda' and 'cuda:1', not on 'mps'"):
         stepwell.load(path, device="mps")
     with pytest.raises(PackageError, match="it has no code for cuda; it has code for cpu-v3"):
         stepwell.load(path, device="cuda")
