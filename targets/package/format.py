@@ -63,18 +63,20 @@ def packed(sections: Sequence[tuple[Section, bytes | memoryview]], notes: dict[s
     index = schema.dump(Index(tuple(placed), notes))
     parts.append(index)
     digest = hashlib.sha256(index).digest()
-    head = HEADER.pack(
-        MAGIC, FileLayout.VERSION, HEADER.size, Feature.NONE, at + len(index), at, len(index), writer.encode()[:16], digest
-    )
+    version = FileLayout.VERSION | FileLayout.MINOR << FileLayout.MINOR_BITS
+    head = HEADER.pack(MAGIC, version, HEADER.size, Feature.NONE, at + len(index), at, len(index), writer.encode()[:16], digest)
     parts[0] = head + zlib.crc32(head).to_bytes(4, "little")
     return parts
 
 
 class PackageFile:
-    """An open package: sections by kind, name and target. It stays mapped as long as something of it is used."""
+    """An open package: sections by kind, name and target. It stays mapped as long as something of it is used.
 
-    def __init__(self, path: str, descriptor: int, view: mmap.mmap | bytes, index: Index, writer: str):
+    newer: whether its minor version is later than ours, so that its records may have fields that we do not know."""
+
+    def __init__(self, path: str, descriptor: int, view: mmap.mmap | bytes, index: Index, writer: str, newer: bool = False):
         self.path = path
+        self.newer = newer
         self.index = index
         self.writer = writer
         self.view = view
@@ -138,9 +140,10 @@ class PackageFile:
         if section.size > FileLayout.MAX_INDEX_BYTES:
             raise self.error(f"section {section.label} is too large to be what it says")
         try:
-            return schema.load(wanted, self.bytes_of(section), f"section {section.label}")
+            return schema.load(wanted, self.bytes_of(section), f"section {section.label}", self.newer)
         except PackageError as error:
-            raise self.error(str(error)) from None
+            why = f" (stepwell {self.writer}, which is newer, wrote it)" if self.newer else ""
+            raise self.error(f"{error}{why}") from None
 
     def error(self, message: str) -> PackageError:
         """An error of this file."""
@@ -184,10 +187,11 @@ def _opened(name: str, descriptor: int, view: mmap.mmap | bytes) -> PackageFile:
         raise PackageError("it is no package of stepwell (it begins with other bytes)", place=name)
     if zlib.crc32(head).to_bytes(4, "little") != bytes(view[HEADER.size : HEADER.size + 4]):
         raise PackageError("its header is damaged; get the file again", place=name)
-    if not 1 <= version <= FileLayout.VERSION or head_bytes != HEADER.size:
-        newest = FileLayout.VERSION.value
-        what = f"it has version {version} of the format, written by stepwell {made_by}"
-        raise PackageError(f"{what}; this stepwell reads versions 1 to {newest}", place=name)
+    major, minor = version & (1 << FileLayout.MINOR_BITS) - 1, version >> FileLayout.MINOR_BITS
+    if not 1 <= major <= FileLayout.VERSION or head_bytes != HEADER.size:
+        what = f"it has version {major}.{minor} of the format, written by stepwell {made_by}"
+        raise PackageError(f"{what}; this stepwell reads versions up to {FileLayout.VERSION.value}, with any minor number", place=name)
+    newer = major == FileLayout.VERSION and minor > FileLayout.MINOR
     unknown = features & ~int(sum(Feature))
     if unknown:
         raise PackageError(f"it needs features {unknown:#x} that this stepwell lacks; stepwell {made_by} wrote it", place=name)
@@ -199,10 +203,10 @@ def _opened(name: str, descriptor: int, view: mmap.mmap | bytes) -> PackageFile:
     if hashlib.sha256(index_data).digest() != digest:
         raise PackageError("its index is damaged; get the file again", place=name)
     try:
-        index = schema.load(Index, index_data, "the index")
+        index = schema.load(Index, index_data, "the index", newer)
     except PackageError as error:
         raise PackageError(str(error), place=name) from None
-    file = PackageFile(name, descriptor, view, index, made_by)
+    file = PackageFile(name, descriptor, view, index, made_by, newer)
     for section in index.sections:
         if section.offset < HEADER.size or section.size < 0 or section.offset > at or section.size > at - section.offset:
             raise file.error(f"section {section.label} is outside of the file")

@@ -9,15 +9,19 @@ MAGIC = b"\x93STEPWELL\r\n\x1a\n\x00\x00\x00"
 """The first bytes of every package: a byte that is no text, then what shows a transfer as text."""
 
 HEADER = struct.Struct("<16sIIQQQQ16s32s")
-"""Magic, version of the format, size of the header, required features, size of the file, place and size of the index, the version of
-stepwell that wrote the file (ASCII), SHA-256 of the index."""
+"""Magic, version of the format (the major number in the low 16 bits, the minor one above), size of the header, required features, size of
+the file, place and size of the index, the version of stepwell that wrote the file (ASCII), SHA-256 of the index."""
 
 
 class FileLayout(IntEnum):
     """Numbers of the format."""
 
     VERSION = 1
-    """The version of the format that is written; every one up to it is read."""
+    """The major version of the format that is written; files of other ones, but for earlier ones, are refused."""
+    MINOR = 1
+    """The minor version that is written. A file of a later one is read: what this release does not know is left out."""
+    MINOR_BITS = 16
+    """Where the header has the minor version."""
     SECTION_BYTES = 64
     """Sections begin at multiples of this."""
     PAGE_BYTES = 4096

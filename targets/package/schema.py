@@ -91,42 +91,43 @@ def dump(value: Any) -> bytes:
     return json.dumps(to_json(value), sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode()
 
 
-def load(wanted: type[T], data: bytes | memoryview, where: str) -> T:
-    """The record that a text holds. PackageError names `where` and the field that does not fit."""
+def load(wanted: type[T], data: bytes | memoryview, where: str, newer: bool = False) -> T:
+    """The record that a text holds. PackageError names `where` and the field that does not fit. `newer`: a later release may have written
+    it, and fields that are not known are left out."""
     try:
         value = json.loads(bytes(data), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise PackageError(f"{where} is no JSON: {error}") from None
-    return from_json(wanted, value, where)
+    return from_json(wanted, value, where, newer)
 
 
 def _refuse_constant(text: str) -> Any:
     raise ValueError(f"{text} is no number")
 
 
-def from_json(wanted: Any, value: Any, where: str) -> Any:
-    """`value` as a `wanted`, which is a record or an annotation of a field. PackageError."""
+def from_json(wanted: Any, value: Any, where: str, newer: bool = False) -> Any:
+    """`value` as a `wanted`, which is a record or an annotation of a field; `newer` as of `load`. PackageError."""
     if wanted is Any:
         return value
     if isinstance(wanted, type) and is_record(wanted):
-        return _record(wanted, value, where)
+        return _record(wanted, value, where, newer)
     origin, arguments = get_origin(wanted), get_args(wanted)
     if origin in (Union, types.UnionType):
-        return _one_of(arguments, value, where)
+        return _one_of(arguments, value, where, newer)
     if origin is Literal:
         return value if value in arguments and isinstance(value, str) else _wrong(where, " or ".join(map(repr, arguments)), value)
     if origin is tuple:
         if not isinstance(value, list):
             return _wrong(where, "a list", value)
         if arguments[-1] is Ellipsis:
-            return tuple(from_json(arguments[0], item, f"{where}[{k}]") for k, item in enumerate(value))
+            return tuple(from_json(arguments[0], item, f"{where}[{k}]", newer) for k, item in enumerate(value))
         if len(value) != len(arguments):
             return _wrong(where, f"a list of {len(arguments)}", value)
-        return tuple(from_json(one, item, f"{where}[{k}]") for k, (one, item) in enumerate(zip(arguments, value, strict=True)))
+        return tuple(from_json(one, item, f"{where}[{k}]", newer) for k, (one, item) in enumerate(zip(arguments, value, strict=True)))
     if origin is not None:  # a mapping with keys of text
         if not isinstance(value, dict):
             return _wrong(where, "an object", value)
-        return {key: from_json(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+        return {key: from_json(arguments[1], item, f"{where}.{key}", newer) for key, item in value.items()}
     return value if _fits(wanted, value) else _wrong(where, getattr(wanted, "__name__", str(wanted)), value)
 
 
@@ -136,13 +137,13 @@ def _fits(wanted: Any, value: Any) -> bool:
     return type(value) is wanted and wanted in _PLAIN
 
 
-def _one_of(arguments: tuple[Any, ...], value: Any, where: str) -> Any:
+def _one_of(arguments: tuple[Any, ...], value: Any, where: str, newer: bool) -> Any:
     for one in arguments:
         if one in (*_PLAIN, type(None)):
             if _fits(one, value):
                 return value
         elif _is_object(one) == isinstance(value, dict) and value is not None:
-            return from_json(one, value, where)
+            return from_json(one, value, where, newer)
     return _wrong(where, " or ".join(getattr(one, "__name__", str(one)) for one in arguments), value)
 
 
@@ -156,14 +157,14 @@ def _hints(wanted: type) -> dict[str, Any]:
     return get_type_hints(wanted)
 
 
-def _record(wanted: Any, value: Any, where: str) -> Any:
+def _record(wanted: Any, value: Any, where: str, newer: bool) -> Any:
     if not isinstance(value, dict):
         return _wrong(where, "an object", value)
     hints = _hints(wanted)
     unknown = value.keys() - hints.keys()
-    if unknown:
+    if unknown and not newer:
         raise PackageError(f"{where} has unknown fields: {', '.join(sorted(unknown))}")
-    given = {name: from_json(hints[name], item, f"{where}.{name}") for name, item in value.items()}
+    given = {name: from_json(hints[name], item, f"{where}.{name}", newer) for name, item in value.items() if name in hints}
     missing = [name for name in hints if name not in given and name not in _defaults(wanted)]
     if missing:
         raise PackageError(f"{where} lacks {', '.join(missing)}")

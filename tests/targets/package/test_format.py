@@ -64,7 +64,7 @@ def changed_header(place, value, form="<I"):
 
 
 def test_later_versions_and_unknown_features_are_refused_with_the_writer():
-    with pytest.raises(PackageError, match=r"version 7 of the format, written by stepwell 0.1.0; this stepwell reads versions 1 to"):
+    with pytest.raises(PackageError, match=r"version 7.0 of the format, written by stepwell 0.1.0; this stepwell reads versions up to 1"):
         read_package(changed_header(16, 7))
     with pytest.raises(PackageError, match=r"features 0x8000000000000000 that this stepwell lacks; stepwell 0.1.0 wrote it"):
         read_package(changed_header(24, 1 << 63, "<Q"))
