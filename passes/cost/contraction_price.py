@@ -56,10 +56,11 @@ class Contraction:
     `beside`: bytes that such a kernel, or the generated one, reads beside the product; `later`: bytes that a nest behind the generated
     kernel reads of what that wrote, `follows` whether there is such a nest, which reads the library's product as it is; `apart`: whether
     something else is behind the library's call. `sources`: bytes that factors are computed from on the way, `computed` bytes of these
-    factors. `held`: numbers of each element that a thread of the generated kernel keeps at once (held_numbers.py). Of a convolution,
-    `windows` are the bytes of image and weight; `vector`: it is depthwise, and its channels are `batch`. `grouped`: it is a product for
-    each group of rows or terms; of rows, each group has one of `matrices`, and blocks of rows begin with a group, so that half of one is
-    lost on the average."""
+    factors; `ordered`: bytes that are read and written to put factors in order before the generated kernel, `reordered` those that the
+    library's call moves for an order of its own. `held`: numbers of each element that a thread of the generated kernel keeps at once
+    (held_numbers.py). Of a convolution, `windows` are the bytes of image and weight; `vector`: it is depthwise, and its channels are
+    `batch`. `grouped`: it is a product for each group of rows or terms; of rows, each group has one of `matrices`, and blocks of rows
+    begin with a group, so that half of one is lost on the average."""
 
     rows: int
     columns: int
@@ -77,6 +78,8 @@ class Contraction:
     apart: bool = False
     sources: float = 0.0
     computed: float = 0.0
+    ordered: float = 0.0
+    reordered: float = 0.0
     held: int = 1
     windows: float | None = None
     vector: bool = False
@@ -192,6 +195,8 @@ def library_ns(work: Contraction, gpu: Gpu) -> float:
     total = (call + gpu.rates.convolution_us * 1e3 * (work.windows is not None)) * work.sums
     if work.computed:
         total += stream_ns(work.sources + work.computed, gpu)
+    if work.reordered:
+        total += stream_ns(work.reordered, gpu)
     if work.apart or work.follows:
         total += stream_ns(work.result + work.beside + work.kept, gpu, start=not work.follows)
     return total
@@ -221,6 +226,7 @@ def generated_ns(work: Contraction, gpu: Gpu) -> float:
         moved = _read(work) + work.beside + _written(work)
         return vector_ns(work, gpu, gpu.rates.generated["depthwise"], moved) + gpu.rates.start_us * 1e3 + later
     before = stream_ns(work.sources + work.computed, gpu) if work.computed and not is_few(work) else 0.0
+    before += stream_ns(work.ordered, gpu) if work.ordered else 0.0
     return generated_price(work, gpu).ns + before + later
 
 

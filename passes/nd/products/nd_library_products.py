@@ -9,7 +9,9 @@
     aten._grouped_mm          (cheaper so)            ->   the same: see grouped_products
     %y = nd.extern _scaled_mm, _int_mm                ->   the same for 8-bit factors: see scaled_products
     %c = nd.conv %x, %w, %bias                        ->   nd.conv %x, %w ; nd.add, which fuses with what follows
-    %c = nd.conv %x, %w, %bias   (cheaper so)         ->   multiplications and a sum, as products: see convolution_nests
+    %c = nd.conv %x, %w, %bias   (cheaper so)         ->   multiplications and a sum, as products: see convolutions/nests
+    %c = nd.conv %x, %w {transposed} (cheaper so)     ->   a product for each phase: see convolutions/phases
+    %dx, %dw = aten.convolution_backward              ->   the gradient by the image as a convolution: see convolutions/gradients
     %c = nd.conv %x, %w     (1x1, small, of float32)  ->   aten.bmm of channels and pixels; its gradients too: see pixel_products
 
 The library's kernels take transposed operands as they lie; a batch of several dimensions that do not follow each other in memory is copied.
@@ -41,7 +43,9 @@ from ...cost.machine.gpu_rates import HOST_BOUND_CONVOLUTION
 from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
 from .carried_scores import exact_factors, without_cast
-from .convolution_nests import as_product, is_depthwise
+from .convolutions.gradients import split_image_gradients, take_back, without_image_gradient
+from .convolutions.nests import as_product, is_depthwise
+from .convolutions.phases import as_phases
 from .factor_types import FactorTypes
 from .grouped_products import as_grouped_terms
 from .joined_factors import as_selection, selected_factors, terms_by_part
@@ -237,7 +241,9 @@ class NdLibraryProducts(Pass):
                 self.remark(found, str(choice), "applied" if choice.generated else "missed")
             if choice is None or not choice.generated:
                 return without_library(rw, found, as_windows) if everything else None
-            return as_windows(rw, found, contract=True) if is_depthwise(found) else as_product(rw, found)
+            if is_depthwise(found):
+                return as_windows(rw, found, contract=True)
+            return as_product(rw, found) if found.transposed is None else as_phases(rw, found)
 
         def grouped_product(rw: Rewriter, found: Operation) -> SSAValue | None:
             choice = chosen.get(found)
@@ -260,7 +266,14 @@ class NdLibraryProducts(Pass):
             calls = [scaled_product(o) for o in list(func.body.block.ops) if isinstance(o, nd.ExternOp)]
             scaled.clear()
             scaled.update((one.product, one) for one in calls if one is not None)
+            gradients = split_image_gradients(func)
             found, parted = chooser.choose(func)
+            for conv, call in gradients.items():
+                if found[conv].generated:
+                    without_image_gradient(call)
+                    continue
+                self.remark(call, str(found.pop(conv)), "missed")
+                take_back(conv, call)
             for one in list(scaled.values()):
                 if not found[one.product].generated and not is_tiny(one.product, hints, self.tiny):
                     del scaled[one.product]

@@ -13,7 +13,7 @@ between row-major tensors, and its channels-last one with a copy on either side.
 one to the next, it is the nest that would need the copies.
 
 On a machine without a library (stepwell.machine) all convolutions become nests, or products of their windows
-(convolution_patches.py); transposed ones are convolutions first (transposed_convolutions.py).
+(convolutions/patches.py); transposed ones are convolutions first (convolutions/plain_forms.py).
 
 The three real convolutions that torch makes of a complex one stay calls: their results are subtracted from each other, where terms that
 were added up in another order stand out.
@@ -43,9 +43,9 @@ from ...cost.machine.cpu import SERVER
 from ...cost.machine.prices import prices
 from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
-from .convolution_nests import padded
-from .convolution_patches import as_patches, cast, is_product
-from .transposed_convolutions import has_plain_form, plain_form
+from .convolutions.nests import padded
+from .convolutions.patches import as_patches, cast, is_product
+from .convolutions.plain_forms import has_plain_form, plain_form
 
 MAX_LIBRARY_TIME_SHARE = 0.8
 """What the nest may take of the library's time: half of what the prices err."""

@@ -2,7 +2,7 @@
 
     %p = nd.matmul %x, %w ; %q = nd.matmul %x, %v ; %y = nd.mul (nd.silu %p), %q     ->     one candidate: two sums, and what follows
 
-A candidate is a product, or a convolution that is one (convolution_nests.py), with the pointwise operations behind it, or several products
+A candidate is a product, or a convolution that is one (convolutions/nests.py), with the pointwise operations behind it, or several products
 of the same sizes that share a factor and meet in these. Its price is that of one generated kernel beside that of the library's calls and
 the kernels around them.
 """
@@ -39,7 +39,8 @@ from ...cost.machine import Gpu
 from ...cost.machine.gpu import HALF_BYTES, VECTOR_BYTES
 from .carried_scores import SHARED, CarriedScores, carried_scores, exact_factors
 from .carried_weights import CarriedWeights, carried_weights, give_own_weights, returned_weights, turn_products
-from .convolution_nests import is_depthwise, no_product, no_windows, read_once, reads_elements, sizes_of
+from .convolutions.nests import is_depthwise, no_product, no_windows, out_of_order, read_once, reads_elements, sizes_of
+from .convolutions.phases import phases_are_whole, transposed_sizes
 from .factor_types import HALVES, WIDE, FactorTypes
 from .grouped_products import GroupedProduct
 from .joined_factors import joined_factor
@@ -519,11 +520,25 @@ def _work(
 
 
 def _exact_work(work: Contraction, op: nd.MatmulOp | nd.ConvOp | nd.ExternOp, hints: Mapping[str, int]) -> Contraction:
-    """What a generated kernel does: a product of float32 takes factors that are casts before they are cast."""
+    """What a generated kernel does: a product of float32 takes factors that are casts before they are cast, a transposed convolution makes
+    a product for each phase."""
+    if isinstance(op, nd.ConvOp):
+        return _by_phases(work, op, hints) if op.transposed is not None else work
     casts = exact_factors(op) if isinstance(op, nd.MatmulOp) else None
     if casts is None:
         return work
     return replace(_before_casts(work, casts, hints), kind=rate_name(tensor_type(casts[0].input).element_type))
+
+
+def _by_phases(work: Contraction, op: nd.ConvOp, hints: Mapping[str, int]) -> Contraction:
+    """A transposed convolution as it is generated. What follows it is part of its kernel where all phases have as many elements."""
+    rows, columns, terms, batch = transposed_sizes(op, hints)
+    ordered = work.ordered + 2.0 * bytes_of(op.weight, hints)
+    work = replace(work, rows=rows, columns=columns, depth=terms, batch=batch, ordered=ordered)
+    if phases_are_whole(op):
+        return work
+    behind = work.result + work.beside + (work.stored or 0.0) if work.apart else 0.0
+    return replace(work, stored=None, beside=0.0, later=work.later + behind)
 
 
 def _before_casts(work: Contraction, casts: Sequence[CastOp], hints: Mapping[str, int]) -> Contraction:
@@ -537,10 +552,13 @@ def _convolution_work(op: nd.ConvOp, region: _Region, hints: Mapping[str, int], 
     """What a convolution does. Its window is read from the cache, each number of the image from memory once."""
     rows, columns, terms, groups = sizes_of(op, hints)
     t = tensor_type(op.result)
-    width, vector = element_bytes(t.element_type), is_depthwise(op)
+    width, vector, moved = element_bytes(t.element_type), is_depthwise(op), out_of_order(op)
+    copied = sum(bytes_of(op.operands[k], hints) for k in moved if isinstance(op.operands[k].owner, Block))
+    by_rows = 0 in moved  # the library's kernels have channels side by side, too
     bare = Contraction(
         rows, columns, terms, groups, 1, "f32" if vector else types.rate(op), width, width,
-        windows=float(read_once(op, hints)), vector=vector,
+        windows=float(read_once(op, hints)), vector=vector, ordered=2.0 * copied,
+        reordered=2.0 * (bytes_of(op.input, hints) + bytes_of(op.result, hints)) if by_rows else 0.0,
     )  # fmt: skip
     return _with_neighbours(bare, region, hints)
 

@@ -9,22 +9,26 @@ product of a batch. The result is rows of channels in whatever layout what follo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from math import prod
 
-from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FloatAttr, StringAttr, UnitAttr
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FloatAttr, StringAttr, UnitAttr, f32, f64
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Attribute, BlockArgument, SSAValue
+from xdsl.ir import Attribute, Block, BlockArgument, SSAValue
 
-from ....dialects import nd
-from ....dialects.expr import ONE, Expr, IndexMap, as_expr, dim, product
-from ....dialects.expr.syntax import IndexMapAttr
-from ....dialects.nd.base import ExprsAttr, IntsAttr
-from ....dialects.nd.pointwise import CONTRACT, OPS, CastOp
-from ....dialects.nd.types import LayoutAttr, TensorType, compute_type, tensor_type
-from ...cost.library_cost import bytes_of, size
-from ...cost.machine.gpu import VECTOR_HALVES
-from ..algebra.rewriter import Rewriter
-from .nd_small_products import rounded_operand
+from .....dialects import nd
+from .....dialects.expr import ONE, Expr, IndexMap, as_expr, dim, product
+from .....dialects.expr.syntax import IndexMapAttr
+from .....dialects.nd.base import ExprsAttr, IntsAttr
+from .....dialects.nd.pointwise import CONTRACT, OPS, CastOp
+from .....dialects.nd.types import LayoutAttr, TensorType, compute_type, tensor_type
+from ....cost.library_cost import bytes_of, size
+from ....cost.machine.gpu import VECTOR_HALVES
+from ...algebra.rewriter import Rewriter
+from ..nd_small_products import rounded_operand
+
+IMAGE_RANK = 4
+"""Dimensions of tensors whose order loop-layout chooses."""
 
 WINDOW_STRIP_FACTORS = (2, 3, 5, 7)
 """What divides the number of windows that a thread of a GPU sums up at once."""
@@ -47,15 +51,13 @@ def no_windows(op: nd.ConvOp) -> str:
 
 def no_product(op: nd.ConvOp) -> str:
     """Why a convolution is no product; "" if it is one."""
-    weight = tensor_type(op.weight)
-    out, each, *window = (n.value for n in weight.dims)
-    if op.transposed is not None:
-        return "it is transposed"
-    if out is None or each is None or None in window:
+    first, each, *window = (n.value for n in tensor_type(op.weight).dims)
+    if first is None or each is None or None in window:
         return "the weight has a symbol for a size"
-    groups = op.groups.data[0]
-    if each % VECTOR_HALVES or (out // groups) % VECTOR_HALVES:
-        return f"its groups have {each} and {out // groups} channels, no number of {VECTOR_HALVES}"
+    of_group = first // op.groups.data[0]
+    taken, made = (each, of_group) if op.transposed is None else (of_group, each)
+    if taken % VECTOR_HALVES or made % VECTOR_HALVES:
+        return f"its groups have {taken} and {made} channels, no number of {VECTOR_HALVES}"
     return ""
 
 
@@ -65,12 +67,22 @@ def reads_elements(op: nd.ConvOp) -> str:
         if not _by_channels(op, 0):
             return "channels do not lie side by side in the image"
         return "" if _has_strips(op) else "no number of windows is a multiple of 2, 3, 5 or 7 along which they overlap"
-    if _by_channels(op, 0) and _by_channels(op, 1):
+    if _by_channels(op, 0) or 0 in out_of_order(op):
         return ""
     if not _is_pointwise(op):
-        return "channels do not lie side by side in the image and the weight"
+        return "channels do not lie side by side in the image"
     pixels = product(tensor_type(op.input).dims[2:]).value
     return "" if pixels is None or pixels % VECTOR_HALVES == 0 else f"channels of {pixels} pixels are no multiple of 16 bytes"
+
+
+def out_of_order(op: nd.ConvOp) -> Collection[int]:
+    """The operands that are put in order before, channels side by side: weights, and images of which loop-layout has no choice. A
+    transposed convolution puts its weight in an order of its own (phases.py)."""
+    if is_depthwise(op) or _is_pointwise(op):
+        return ()
+    chosen_later = tensor_type(op.input).rank == IMAGE_RANK
+    operands = (*(() if chosen_later else (0,)), *((1,) if op.transposed is None else ()))
+    return [k for k in operands if not _by_channels(op, k)]
 
 
 def _has_strips(op: nd.ConvOp) -> bool:
@@ -100,10 +112,13 @@ def _by_channels(op: nd.ConvOp, k: int) -> bool:
 
 
 def sizes_of(op: nd.ConvOp, hints: Mapping[str, int]) -> tuple[int, int, int, int]:
-    """Rows, columns, terms and batches of the product."""
-    (samples, _, *places), (out, each, *window) = tensor_type(op.result).dims, tensor_type(op.weight).dims
-    groups = op.groups.data[0]
-    return size(product((samples, *places)), hints), size(out, hints) // groups, size(product((each, *window)), hints), groups
+    """Rows, columns, terms and batches of the product that the library makes; of a transposed one terms on the average."""
+    (samples, out, *places), (first, each, *window) = tensor_type(op.result).dims, tensor_type(op.weight).dims
+    groups, rows = op.groups.data[0], size(product((samples, *places)), hints)
+    if op.transposed is None:
+        return rows, size(out, hints) // groups, size(product((each, *window)), hints), groups
+    terms = size(product((first, *window)), hints) // groups
+    return rows, size(each, hints), max(1, terms // prod(op.stride.data)), groups
 
 
 def read_once(op: nd.ConvOp, hints: Mapping[str, int]) -> int:
@@ -113,8 +128,8 @@ def read_once(op: nd.ConvOp, hints: Mapping[str, int]) -> int:
 
 def as_product(rw: Rewriter, op: nd.ConvOp) -> SSAValue:
     """A convolution as multiplications and a sum whose terms units for products may add up; its bias is added before it is rounded."""
-    x, weight, t = tensor_type(op.input), tensor_type(op.weight), tensor_type(op.result)
-    wide, groups = compute_type(t.element_type), op.groups.data[0]
+    weight, t = tensor_type(op.weight), tensor_type(op.result)
+    groups = op.groups.data[0]
     (samples, _, *places), (out, each, *window) = t.dims, weight.dims
     spatial, rows, columns = len(window), product((samples, *places)), as_expr((out.value or 0) // groups)
     batch: tuple[Expr, ...] = (as_expr(groups),) if groups > 1 else ()
@@ -127,26 +142,55 @@ def as_product(rw: Rewriter, op: nd.ConvOp) -> SSAValue:
     at = [pixel[k] * op.stride.data[k] + taps[k] * op.dilation.data[k] for k in range(spatial)]
     of_image = IndexMap(len(sizes), (row // product(places), group * each + channel, *at))
     of_weight = IndexMap(len(sizes), (group * columns + column, channel, *taps))
-    image, kernel = padded(rw, op, rounded_operand(rw, op.input)), rounded_operand(rw, op.weight)
-    factors: list[SSAValue] = []
-    for source, index in ((image, of_image), (kernel, of_weight)):
-        view = TensorType.get(sizes, x.element_type, t.device.data)
-        found = rw.new(nd.IndexViewOp.new((source,), view, map=IndexMapAttr.get(index)))
-        factors.append(_as(rw, found, wide))
-    times = OPS["mul"].new(factors, TensorType.get(sizes, wide, t.device.data))
-    times.attributes[CONTRACT] = UnitAttr()
-    total = TensorType.get((*batch, rows, columns), wide, t.device.data)
-    over = IntsAttr.get(range(first + 2, len(sizes)))
-    made = rw.new(nd.ReduceOp.new((rw.new(times),), total, kind=StringAttr("sum"), dims=over))
-    if op.bias is not None:
-        bias = rw.new(nd.ReshapeOp.new((_as(rw, op.bias, wide),), TensorType.get((*batch, ONE, columns), wide, t.device.data)))
-        made = rw.new(OPS["add"].new((made, bias), total))
-    made = _as(rw, made, t.element_type)
+    image, kernel = (in_order(rw, x) if k in out_of_order(op) else rounded_operand(rw, x) for k, x in enumerate(op.operands[:2]))
+    image = padded(rw, op, image)
+    made = summed(rw, op, ((image, of_image), (kernel, of_weight)), sizes, (*batch, rows, columns))
     if batch:
         turned = tensor_type(made).with_dims((rows, *batch, columns))
         made = rw.new(nd.PermuteOp.new((made,), turned, dims=IntsAttr.get((1, 0, 2))))
     made = rw.new(nd.ReshapeOp.new((made,), t.with_dims((samples, *places, out))))
-    return rw.new(nd.PermuteOp.new((made,), t, dims=IntsAttr.get((0, 1 + spatial, *range(1, 1 + spatial)))))
+    return channels_first(rw, made, t)
+
+
+def summed(
+    rw: Rewriter, op: nd.ConvOp, factors: Sequence[tuple[SSAValue, IndexMap]], sizes: Sequence[Expr], total: Sequence[Expr]
+) -> SSAValue:
+    """The sums of products of two factors, each with the index of its element, over the `sizes` behind those of the result, `total`:
+    groups, if there are several, then others, and columns last. The bias is added before they are rounded."""
+    t = tensor_type(op.result)
+    wide, device = compute_type(t.element_type), t.device.data
+    views: list[SSAValue] = []
+    for source, index in factors:
+        view = TensorType.get(sizes, tensor_type(source).element_type, device)
+        views.append(_as(rw, rw.new(nd.IndexViewOp.new((source,), view, map=IndexMapAttr.get(index))), wide))
+    times = OPS["mul"].new(views, TensorType.get(sizes, wide, device))
+    times.attributes[CONTRACT] = UnitAttr()
+    kind = TensorType.get(total, wide, device)
+    over = IntsAttr.get(range(len(total), len(sizes)))
+    made = rw.new(nd.ReduceOp.new((rw.new(times),), kind, kind=StringAttr("sum"), dims=over))
+    if op.bias is not None:
+        by_group = total[:1] if op.groups.data[0] > 1 else ()
+        ones = [ONE] * (len(total) - len(by_group) - 1)
+        bias = rw.new(nd.ReshapeOp.new((_as(rw, op.bias, wide),), TensorType.get((*by_group, *ones, total[-1]), wide, device)))
+        made = rw.new(OPS["add"].new((made, bias), kind))
+    return _as(rw, made, t.element_type)
+
+
+def in_order(rw: Rewriter, x: SSAValue) -> SSAValue:
+    """A tensor whose channels, the second dimension, lie side by side in memory: a copy, or what is computed stored that way."""
+    t = tensor_type(x)
+    moved = t.with_dims((t.dims[0], *t.dims[2:], t.dims[1]))
+    found = rw.new(nd.PermuteOp.new((x,), moved, dims=IntsAttr.get((0, *range(2, t.rank), 1))))
+    if isinstance(x.owner, Block):
+        found = rw.new(nd.BarrierOp.new((found,), moved))
+    else:
+        found = _as(rw, _as(rw, found, f64 if t.element_type == f32 else f32), t.element_type)
+    return channels_first(rw, found, t)
+
+
+def channels_first(rw: Rewriter, made: SSAValue, t: TensorType) -> SSAValue:
+    """[N, places..., C] as [N, C, places...]."""
+    return rw.new(nd.PermuteOp.new((made,), t, dims=IntsAttr.get((0, t.rank - 1, *range(1, t.rank - 1)))))
 
 
 def _as(rw: Rewriter, x: SSAValue, kind: Attribute) -> SSAValue:

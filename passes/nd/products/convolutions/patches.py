@@ -12,13 +12,13 @@ from math import prod
 
 from xdsl.ir import SSAValue
 
-from ....dialects import nd
-from ....dialects.expr import ONE, Expr, IndexMap, as_expr, dim, product
-from ....dialects.expr.syntax import IndexMapAttr
-from ....dialects.nd.pointwise import OPS, CastOp
-from ....dialects.nd.types import TensorType, compute_type, tensor_type
-from ..algebra.rewriter import Rewriter
-from .convolution_nests import padded
+from .....dialects import nd
+from .....dialects.expr import ONE, Expr, IndexMap, as_expr, dim, product
+from .....dialects.expr.syntax import IndexMapAttr
+from .....dialects.nd.pointwise import OPS, CastOp
+from .....dialects.nd.types import TensorType, compute_type, tensor_type
+from ...algebra.rewriter import Rewriter
+from .nests import padded
 
 MIN_PRODUCT_TERMS = 16
 """Terms of a sum below which a register tile is mostly empty."""

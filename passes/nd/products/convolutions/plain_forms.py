@@ -8,11 +8,11 @@ from __future__ import annotations
 from xdsl.dialects.builtin import FloatAttr
 from xdsl.ir import SSAValue
 
-from ....dialects import nd
-from ....dialects.expr import Expr, as_expr
-from ....dialects.nd.base import ExprsAttr, IntsAttr
-from ....dialects.nd.types import FLOATS, TensorType, tensor_type
-from ..algebra.rewriter import Rewriter
+from .....dialects import nd
+from .....dialects.expr import Expr, as_expr
+from .....dialects.nd.base import ExprsAttr, IntsAttr
+from .....dialects.nd.types import FLOATS, TensorType, tensor_type
+from ...algebra.rewriter import Rewriter
 
 
 def has_plain_form(op: nd.ConvOp) -> bool:

@@ -1,0 +1,1 @@
+"""Convolutions as products, or as sums of windows."""
