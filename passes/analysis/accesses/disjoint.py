@@ -16,7 +16,7 @@ from math import gcd
 
 from xdsl.ir import Operation
 
-from ....dialects.expr import ZERO, Add, Expr, free_dims, linear_coeff, prove_ge0
+from ....dialects.expr import ONE, ZERO, Add, Expr, free_dims, linear_coeff, prove_ge0
 from ....dialects.expr.ranges import RangeEnv, prove_lt, range_of
 from ..dependences import memory_of
 from ..nest_access import Access, Loop, NestAccess
@@ -40,8 +40,9 @@ def separate_iterations(offset: Expr, loops: Iterable[Loop], opaque: Container[E
     """Whether different iterations of `loops` access different elements; `opaque` are dimensions that stand for loaded indices."""
     if any(d in opaque for d in free_dims(offset)):
         return False
+    loops = list(loops)
     steps = _known_steps([offset], loops)
-    return steps is not None and _steps_over(1, steps)
+    return _steps_over(1, steps) if steps is not None else _is_dense(offset, loops)
 
 
 def separate_in_program(a: Access, b: Access, loops: Sequence[Loop], ranges: RangeEnv) -> bool:
@@ -111,6 +112,18 @@ def _steps_over(extent: int, steps: Iterable[tuple[int, int]]) -> bool:
         if step < extent:
             return False
         extent += step * (size - 1)
+    return True
+
+
+def _is_dense(offset: Expr, loops: Sequence[Loop]) -> bool:
+    """Whether each loop, from that of step 1 on, begins where the one below it ends: sizes may be symbols."""
+    left = {one.dim: (linear_coeff(offset, one.dim), one.size) for one in loops}
+    extent: Expr = ONE
+    while left:
+        following = next((d for d, (step, _) in left.items() if step is extent), None)
+        if following is None:
+            return False
+        extent = extent * left.pop(following)[1]
     return True
 
 

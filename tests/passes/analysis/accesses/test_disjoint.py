@@ -37,6 +37,10 @@ def test_offsets_that_come_apart():
     assert separate_iterations(ROW * 3 + COLUMN, loops, {})
     assert not separate_iterations(ROW * 2 + COLUMN, loops, {})
     assert not separate_iterations(ROW * 3 + COLUMN + OTHER, loops, {OTHER: None})
+    for size, known in ((sym("s0"), True), (sym("s0") + 1, False)):
+        loops = [Loop(ROW, const(4), (0,)), Loop(COLUMN, size, (1,))]
+        assert separate_iterations(ROW * sym("s0") + COLUMN, loops, {}) is known
+    loops = [Loop(ROW, const(4), (0,)), Loop(COLUMN, const(3), (1,))]
     assert separate_in_program(*accesses(ROW * 30 + COLUMN * 10 + OTHER, ROW * 30 + COLUMN * 10 + OTHER + 5), loops, ranges)
     assert separate_in_program(*accesses(ROW * 6 + COLUMN * 2, ROW * 6 + COLUMN * 2 + 1), loops, ranges)
     assert not separate_in_program(*accesses(ROW * 6 + COLUMN * 2, ROW * 6 + COLUMN * 2 + 2), loops, ranges)
