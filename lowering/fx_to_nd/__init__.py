@@ -35,6 +35,7 @@ from .regions.subgraphs import Program
 __all__ = ["Border", "Counts", "GraphImportError", "Imported", "Output", "import_graph"]
 
 _FAMILIES = (
+    "regions.ragged_operators",
     "rules.attention",
     "rules.complex_functions",
     "calls.collectives",

@@ -1,0 +1,58 @@
+"""Attention of documents that lie one behind the other, as a user calls it, on the CPU: operators with offsets, jagged tensors.
+On interpreted GPUs the same programs are in tests/lowering/mem_to_tt/test_ragged_attention.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nested._internal.sdpa as nested_attention
+from ragged_programs import PROGRAMS, errors_of, errors_of_layer, layer
+from torch.nn.attention import SDPBackend
+
+import stepwell
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("fresh")]
+
+FEW = ("causal, shared keys", "efficient, causal from the first")
+"""Programs of the usual tests; the others are long."""
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Attention of jagged tensors is the operator that torch takes on a GPU."""
+    monkeypatch.setattr(nested_attention, "_select_sdp_backend", lambda *_: SDPBackend.FLASH_ATTENTION)
+
+
+def compiled(function):
+    return torch.compile(function, backend="stepwell", fullgraph=True)
+
+
+@pytest.mark.parametrize("name", [name if name in FEW else pytest.param(name, marks=pytest.mark.long) for name in PROGRAMS])
+def test_values_and_gradients_are_those_of_doubles(name):
+    assert max(errors_of(PROGRAMS[name], compiled(PROGRAMS[name].function), torch.float32)) < 1e-6
+    assert stepwell.counters["extern"] == stepwell.counters["fallback"] == 0
+
+
+@pytest.mark.long
+def test_doubles():
+    program = PROGRAMS["window"]
+    assert max(errors_of(program, compiled(program.function), torch.float64)) < 1e-7  # the logarithms of sums are numbers of 32 bits
+
+
+def test_jagged_tensors(as_on_a_gpu):
+    """Another number of documents and other lengths need one more graph."""
+    run = compiled(layer)
+    for lengths in ((50, 3, 90, 17), (20, 30, 7), (2, 3, 100, 64, 5), (9, 8)):
+        assert max(errors_of_layer(run, lengths, torch.float32)) < 1e-6
+    assert stepwell.counters["graphs"] == 4
+
+
+def test_other_arguments_are_the_librarys():
+    """Dropout, tables of pages: what is not defined here stays torch's operator."""
+    q, at = torch.randn(8, 2, 16), torch.tensor([0, 8], dtype=torch.int32)
+
+    def dropped(q):
+        return torch.ops.aten._flash_attention_forward(q, q, q, at, at, 8, 8, 0.5, False, False)[0]
+
+    with pytest.raises(NotImplementedError, match="_flash_attention_forward"):
+        compiled(dropped)(q)
