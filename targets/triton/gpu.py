@@ -41,6 +41,11 @@ class GpuTarget:
         return isinstance(self.arch, int) and self.arch >= 90
 
 
+def is_portable(capability: int) -> bool:
+    """Whether later GPUs of NVIDIA take the PTX of kernels for one: from Hopper on, Triton uses instructions of the very architecture."""
+    return capability < 90
+
+
 _chosen: list[GpuTarget] = []
 
 

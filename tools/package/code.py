@@ -29,6 +29,7 @@ from ...targets.package import schema
 from ...targets.package.errors import PackageError
 from ...targets.package.format import PackageFile, Section
 from ...targets.package.programs import BinaryRecord, BoxRecord, DescriptorRecord, KernelRecord, record_of
+from ...targets.triton.gpu import is_portable
 from ..backend.compile_graph import build, fitted_pipeline, lower_graph
 from ..compiled.compiled import CompiledGraph
 from ..debug.compile_log import compile_lock
@@ -191,7 +192,8 @@ class CodeSections:
 
     def _keep_ptx(self, kernel: GpuKernel, variant: Variant, name: str) -> None:
         """Keep the PTX of a variant, unless it is for one architecture alone, or a better target has some."""
-        if not is_portable(self._here) or any(target != self._here for _, target in self._ptx):
+        assert self._level is not None
+        if not is_portable(self._level.target.capability) or any(target != self._here for _, target in self._ptx):
             return
         text = kernel.ptx(addresses=variant != Variant.NOTHING, sizes=variant == Variant.ALL)
         self._ptx[name, self._here] = zlib.compress(text.encode(), 6)
@@ -235,11 +237,6 @@ class CodeSections:
 def without_folders(place: str) -> str:
     """Where a kernel comes from, in any folder: `kernel @k0 (model.py:12)` for `kernel @k0 (/home/me/model.py:12)`."""
     return re.sub(r"\([^()]*[/\\]", "(", place)
-
-
-def is_portable(target: str) -> bool:
-    """Whether later GPUs take the PTX of kernels for a GPU: from Hopper on Triton uses instructions of the very architecture."""
-    return target.startswith("sm_") and int(target.removeprefix("sm_")) < 90
 
 
 def import_target(device: str) -> str:

@@ -2,8 +2,9 @@
 ; context of its device, a stream, and copies of weights and updated buffers there.
 ;
 ; The package goes on behind its state: { ptr capabilities, i64 weights' bytes, i64 kernels, ptr kernels }: the capability that each level
-; is for (90), and for each kernel three variants { ptr code, ptr name, i64 threads, i64 shared }. The first relies on addresses and sizes
-; that are multiples of 16, the second on nothing, the third on addresses. A model has { ptr function, ptr module } for each.
+; is for (90; -80 for PTX), and for each kernel three variants { ptr code, ptr name, i64 threads, i64 shared }. The first relies on
+; addresses and sizes that are multiples of 16, the second on nothing, the third on addresses. A model has { ptr function, ptr module } for
+; each.
 ; The record of a launch is { i64 x, i64 y, i64 z, i64 count, [count x i64] values }: the grid, and the arguments, each in 8 bytes.
 
 @stepwell_c_package = external hidden constant i8
@@ -125,8 +126,8 @@ define internal ptr @word(ptr %model, i64 %at) {
   ret ptr %found
 }
 
-; The levels that the device of a model runs, one bit each: those of its own major capability, up to its minor one. The model has the
-; context of the device afterwards. None, and an error, where there is no driver or no such device.
+; The levels that the device of a model runs, one bit each: those of its own major capability, up to its minor one, and PTX, whose
+; capability is negative, of any that is not later. The model has the context of the device afterwards. None, and an error, where there is no driver or no such device.
 define i64 @stepwell_c_features(ptr %model) {
 entry:
   %opened = call i32 @driver_open(ptr %model)
@@ -188,7 +189,12 @@ body:
   %needmajor = udiv i32 %need, 10
   %same = icmp eq i32 %needmajor, %mj
   %enough = icmp sle i32 %need, %has
-  %runs = and i1 %same, %enough
+  %binary = and i1 %same, %enough
+  %positive = sub i32 0, %need
+  %ptx = icmp slt i32 %need, 0
+  %later = icmp sle i32 %positive, %has
+  %fromptx = and i1 %ptx, %later
+  %runs = or i1 %binary, %fromptx
   %bit = shl i64 1, %wide
   %with = or i64 %mask, %bit
   %more = select i1 %runs, i64 %with, i64 %mask

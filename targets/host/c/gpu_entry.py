@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import Float64Type, IntegerType
 from xdsl.ir import SSAValue
@@ -16,17 +15,14 @@ from ..emit import extent_bytes
 from ..entry_code import launch_words
 from .emit import CEntryEmitter
 from .layouts import has_layout, layout_of
-from .plan import EntryPlan
-
-if TYPE_CHECKING:
-    from ...triton.kernels import GpuKernel
+from .plan import EntryPlan, Kernel
 
 
 class GpuEntryEmitter(CEntryEmitter):
     """`kernels`: by name, the number in the object's table, and the kernel."""
 
     def __init__(
-        self, unit: ModuleText, program: host.ProgramOp, plan: EntryPlan, symbol: str, kernels: Mapping[str, tuple[int, GpuKernel]]
+        self, unit: ModuleText, program: host.ProgramOp, plan: EntryPlan, symbol: str, kernels: Mapping[str, tuple[int, Kernel]]
     ):
         super().__init__(unit, program, plan, symbol)
         self.kernels = kernels

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...cpu.features import Target, target
+from ...triton.gpu import is_portable
 from .plan import CEntryError
 
 LEVELS = {"cpu-v4": ("avx512", 3), "cpu-v3": ("avx2", 1), "cpu-v1": ("generic-sse", 0)}
@@ -31,6 +32,11 @@ def capability(name: str) -> int:
     if not number.isdecimal():
         raise CEntryError(f"there is no GPU {name!r} (sm_80, sm_90)")
     return int(number)
+
+
+def portable(names: Sequence[str]) -> str:
+    """The best level whose kernels later GPUs take as PTX, "" where there is none."""
+    return next((name for name in names if name.startswith("sm_") and is_portable(capability(name))), "")
 
 
 def target_of_level(name: str) -> Target:

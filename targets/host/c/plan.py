@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from xdsl.dialects.builtin import ModuleOp
 
 from ....errors import CompileError
 
 if TYPE_CHECKING:
-    from ...triton.kernels import GpuKernel
+    from ...triton.kernels import Binary
     from .signature import Value
 
 
@@ -53,6 +53,23 @@ Source = Given | Weight | State
 """Where an argument or a constant of a program comes from."""
 
 
+class Kernel(Protocol):
+    """What launches and the table of kernels take of a kernel of a GPU (targets/triton/kernels.py)."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def aligned(self) -> tuple[int, ...]: ...
+
+    @property
+    def even(self) -> tuple[int, ...]: ...
+
+    def variant(self, addresses: bool, sizes: bool) -> Binary:
+        """Its code where it relies on addresses, and on sizes, that are multiples of 16."""
+        ...
+
+
 @dataclass(frozen=True)
 class EntryPlan:
     """One entry: a module down to its host program, and how its values meet the caller's.
@@ -68,5 +85,5 @@ class EntryPlan:
     results: Sequence[Result] = ()
     ranges: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
     device: str = "cpu"
-    kernels: Sequence[GpuKernel] = ()
+    kernels: Sequence[Kernel] = ()
     unused: Mapping[int, Value] = field(default_factory=dict)

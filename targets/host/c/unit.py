@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +23,13 @@ from ...cpu.library import module_of, spec_of
 from .dtypes import DlpackType
 from .emit import emit_c_entry
 from .layouts import returned_value, value_of
-from .levels import capability, needs, ordered, target_of_level
-from .plan import CEntryError, EntryPlan, Given
+from .levels import capability, needs, ordered, portable, target_of_level
+from .plan import CEntryError, EntryPlan, Given, Kernel
 from .runtime import API, GPU_API, PACKAGE, WEIGHTS, runtime_text
 from .signature import Signature, SignatureText
 
 if TYPE_CHECKING:
-    from ...triton.kernels import GpuKernel
+    from ...triton.kernels import Binary, GpuKernel
 
 ALLOWED = frozenset((
     "__tls_get_addr", "aligned_alloc", "calloc", "dlopen", "dlsym", "free", "getpid", "memcpy", "memmove", "memset",
@@ -67,7 +67,7 @@ class Unit:
         self._module: Any = self._parse(f'target triple = "{target("generic-sse").triple}"\n')
         self._library: dict[str, list[str]] = {}
         """The functions of products and attention that are linked, and what they keep."""
-        self._kernels: list[GpuKernel] = []
+        self._kernels: list[Kernel] = []
 
     def _parse(self, text: str) -> Any:
         try:
@@ -99,14 +99,17 @@ class Unit:
                 self._link(_KEPT.sub(r"@\1 = global", text))
 
     def build(self, plans: Mapping[str, Sequence[EntryPlan]], weights: Path, state_bytes: int) -> bytes:
-        """The object: for each level all entries, in the same order. weights: a file; updated buffers begin as its first `state_bytes`."""
+        """The object: for each level all entries, in the same order, those for later GPUs last. weights: a file; updated buffers begin as
+        its first `state_bytes`."""
         if weights.stat().st_size >= 1 << 31:
             raise CEntryError(f"the weights have {weights.stat().st_size} bytes; code reaches less than 2 GB, so export parts of the model")
         symbols: list[str] = []
-        for level in self.levels:
-            for plan in plans[level]:
-                symbols.append(f"{self.name}_{level.replace('-', '_')}_{len(symbols)}")
-                self.entry(plan, level, symbols[-1])
+        made = [(level, plan) for level in self.levels for plan in plans[level]]
+        if later := portable(self.levels):
+            made += [(later, replace(plan, kernels=[FromPtx.of(kernel) for kernel in plan.kernels])) for plan in plans[later]]
+        for level, plan in made:
+            symbols.append(f"{self.name}_{level.replace('-', '_')}_{len(symbols)}")
+            self.entry(plan, level, symbols[-1])
         signatures = [signature_of(plan) for plan in plans[self.levels[0]]]
         self._link(self._package(signatures, symbols, weights.stat().st_size, state_bytes))
         self._link(runtime_text(self.name, self.device))
@@ -121,11 +124,14 @@ class Unit:
     def _package(self, signatures: Sequence[Signature], symbols: Sequence[str], weight_bytes: int, state_bytes: int) -> str:
         text = SignatureText()
         entries = text.entries(signatures)
-        names = [text.text(level) for level in self.levels]
+        later = portable(self.levels)
+        levels = [*self.levels, *([later.replace("sm_", "ptx_")] if later else ())]
+        names = [text.text(level) for level in levels]
         kept = [one for found in self._library.values() for one in found]
-        n = len(self.levels)
+        n = len(levels)
         functions = ", ".join(f"ptr @{symbol}" for symbol in symbols)
-        capabilities = ", ".join(f"i32 {capability(level)}" for level in self.levels) if self.device == "cuda" else ""
+        numbers = [*map(capability, self.levels), *([-capability(later)] if later else ())] if self.device == "cuda" else []
+        capabilities = ", ".join(f"i32 {number}" for number in numbers)
         types = "i32, i32, ptr, ptr, ptr, ptr, i64, ptr, ptr, i64, i64, ptr"
         table = _kernel_table(self._kernels, text)
         return "\n".join([
@@ -134,7 +140,7 @@ class Unit:
             *(f"declare i32 @{symbol}(ptr, ptr, ptr, i32)" for symbol in symbols),
             *(f"@{one} = external global ptr" for one in kept),
             "declare void @free(ptr)",
-            f"@stepwell_c_needs = internal constant [{n} x i64] [{', '.join(f'i64 {bits}' for bits in needs(self.levels))}]",
+            f"@stepwell_c_needs = internal constant [{n} x i64] [{', '.join(f'i64 {bits}' for bits in needs(levels))}]",
             f"@stepwell_c_capabilities = internal constant [{n if capabilities else 0} x i32] [{capabilities}]",
             table,
             f"@stepwell_c_levels = internal constant [{n} x ptr] [{', '.join(f'ptr {name}' for name in names)}]",
@@ -154,7 +160,26 @@ class Unit:
                 value.linkage = "internal"
 
 
-def _kernel_table(kernels: Sequence[GpuKernel], names: SignatureText) -> str:
+@dataclass(frozen=True)
+class FromPtx:
+    """A kernel whose variants are PTX, which the driver compiles for the GPU that there is."""
+
+    kernel: GpuKernel
+    name: str
+    aligned: tuple[int, ...]
+    even: tuple[int, ...]
+
+    @staticmethod
+    def of(kernel: Any) -> FromPtx:
+        """A kernel that has binaries."""
+        return FromPtx(kernel, kernel.name, kernel.aligned, kernel.even)
+
+    def variant(self, addresses: bool, sizes: bool) -> Binary:
+        """The variant with its PTX, a text that a zero ends, as code."""
+        return replace(self.kernel.variant(addresses, sizes), code=self.kernel.ptx(addresses, sizes).encode() + b"\0")
+
+
+def _kernel_table(kernels: Sequence[Kernel], names: SignatureText) -> str:
     """The variants of kernels of a GPU, in the order of gpu.ll; one that is the first again has its code."""
     codes: dict[bytes, str] = {}
     lines: list[str] = []

@@ -48,7 +48,9 @@ def kernels_without_code(module, level):
         name = function.sym_name.data
         aligned, even = multiples_of_16(function)
         binary = Binary(name, b"\x7fELF" + level.encode(), 128, 1024, "key")
-        made.append(SimpleNamespace(name=name, aligned=aligned, even=even, variant=lambda addresses, sizes, one=binary: one))
+        one = SimpleNamespace(name=name, aligned=aligned, even=even, variant=lambda addresses, sizes, one=binary: one)
+        made.append(one)
+        one.ptx = lambda addresses, sizes: f"//\n.target {level}\n"
     return made
 
 
@@ -78,7 +80,7 @@ def run(folder, *words, **environment):
     return subprocess.run(program, cwd=folder, capture_output=True, text=True, check=False, env={"LD_LIBRARY_PATH": ".", **environment})
 
 
-@pytest.mark.parametrize(("capability", "level"), [("80", "sm_80"), ("86", "sm_80"), ("90", "sm_90")])
+@pytest.mark.parametrize(("capability", "level"), [("80", "sm_80"), ("86", "sm_80"), ("90", "sm_90"), ("100", "ptx_80")])
 def test_the_best_level_of_the_device_runs_and_everything_is_given_back(counter, capability, level, monkeypatch):
     for name, value in {"LD_LIBRARY_PATH": str(counter), "FAKE_CAPABILITY": capability}.items():
         monkeypatch.setenv(name, value)
