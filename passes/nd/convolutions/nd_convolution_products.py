@@ -31,7 +31,7 @@ from ...cost.convolution_cost import Convolution, computed_here
 from ...cost.library_cost import size
 from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
-from ..products.convolution_nests import padded
+from ..products.convolutions.nests import padded
 from ..products.convolution_patches import cast
 from ..products.nd_small_convolutions import as_windows
 
