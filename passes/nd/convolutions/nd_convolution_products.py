@@ -32,7 +32,7 @@ from ...cost.library_cost import size
 from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
 from ..products.convolutions.nests import padded
-from ..products.convolution_patches import cast
+from ..products.convolutions.patches import cast
 from ..products.nd_small_convolutions import as_windows
 
 
