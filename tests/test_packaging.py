@@ -66,8 +66,9 @@ def test_a_wheel_holds_the_modules_on_disk_and_nothing_of_a_stale_build_folder(t
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert {name for name in names if name.endswith(".py")} == modules_on_disk()
     assert "stepwell/py.typed" in names
-    texts = {"/".join(("stepwell", *file.relative_to(ROOT).parts)) for folder in FOLDERS for file in (ROOT / folder).rglob("*.ll")}
-    assert {name for name in names if name.endswith(".ll")} == texts
+    for end in (".ll", ".js", ".css"):
+        texts = {"/".join(("stepwell", *file.relative_to(ROOT).parts)) for folder in FOLDERS for file in (ROOT / folder).rglob(f"*{end}")}
+        assert {name for name in names if name.endswith(end)} == texts
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ class Command:
 
 COMMANDS = {
     "explain": Command("explain.main:main", "what becomes of a function or an IR file, step by step, and why"),
-    "explore": Command("explore.main:main", "every level of a function or an IR file as data, linked, with reasons, times and memory"),
+    "explore": Command("explore.main:main", "every level side by side in a browser, linked, with reasons, times and memory"),
     "check": Command("check.main:main", "which operation of a compiled function is wrong, and the pass behind it"),
     "reduce": Command("reduce.main:main", "the smallest graph or IR file that still fails"),
     "fuzz": Command("fuzz.__main__:main", "random programs against eager and the interpreters"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from math import isfinite
 from typing import Any
 
 from ...passes.cost.machine import Cpu, Machine
@@ -42,6 +41,6 @@ def document(watcher: Watcher, name: str, eager: Sequence[Eager], call: dict[str
 
 
 def _machine(machine: Machine) -> dict[str, Any]:
-    levels = [{"name": one.name, "gbs": one.gbs if isfinite(one.gbs) else None} for one in machine.levels]
+    levels = [{"name": one.name, "gbs": one.gbs} for one in machine.levels[1:]]  # beyond what a kernel holds itself
     data: dict[str, Any] = {"name": title_of(machine), "gflops": machine.gflops, "levels": levels}
     return {**data, "threads": machine.threads} if isinstance(machine, Cpu) else data

@@ -2,7 +2,7 @@
 
 stepwell.explore(fn, *args).write_json("out.json")
 stepwell explore file.py:function --args "torch.randn(3, 4)" --json out.json
-stepwell explore graph.mlir --about y
+stepwell explore graph.mlir --html out.html
 """
 
 from __future__ import annotations
@@ -32,9 +32,19 @@ class Exploration:
         """The document as text."""
         return json.dumps(self.data, separators=(",", ":"), allow_nan=False, default=str)
 
+    def html(self) -> str:
+        """The document as one page, which opens without a server or network."""
+        from .page.html import page
+
+        return page(self.json(), self.data["name"])
+
     def write_json(self, path: str | Path) -> None:
         """Write the document. Raises FileError for a file that cannot be written."""
         _write(path, self.json())
+
+    def write_html(self, path: str | Path) -> None:
+        """Write the page. Raises FileError for a file that cannot be written."""
+        _write(path, self.html())
 
     def about(self, name: str) -> list[dict[str, Any]]:
         """What is known of a value (name of the FX node, or `file.py:12`), see answers.py."""
@@ -111,6 +121,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = _found(given)
         if given.json is not None:
             found.write_json(given.json)
+        if given.html is not None:
+            found.write_html(given.html)
         for name in given.about:
             _print_about(found, name)
         return 0

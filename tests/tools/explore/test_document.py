@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 import torch
 
 import stepwell
-from stepwell.passes.cost.machine.cpu import flat
 from stepwell.tools.explore import main as tool
 from stepwell.tools.explore.answers import text_of
 from stepwell.tools.explore.changes import Snapshot, change
@@ -21,25 +19,6 @@ from stepwell.tools.explore.tables import Pool
 from stepwell.tools.interpret.target import InterpretedTarget
 
 ROOT = Path(stepwell.__file__).parent
-MACHINE = flat(gflops=100.0, memory_gbs=10.0, cache_gbs=50.0, threads=2)
-
-
-def _programs():
-    """The module beside this file, under a name of its own."""
-    spec = importlib.util.spec_from_file_location("explored_programs", Path(__file__).with_name("programs.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-PROGRAMS = _programs()
-
-
-@pytest.fixture(scope="module")
-def scores():
-    torch._dynamo.reset()
-    fn, *args = PROGRAMS.scores_case()
-    return tool.explore(fn, *args, machine=MACHINE)
 
 
 def levels(graph):
@@ -131,14 +110,14 @@ def test_passes_tell_what_they_changed(scores):
     assert rules and all(one["count"] > 0 and one["op"].startswith("nd.") for one in rules)
 
 
-def test_ten_values_have_their_line_nest_reason_bytes_and_time(scores):
+def test_ten_values_have_their_line_nest_reason_bytes_and_time(scores, programs):
     graph = scores.data["graphs"][0]
     names = list(graph["plan"]["operators"])[:10]
     assert len(names) == 10
     for name in names:
         answer = scores.about(name)[0]
         assert [re.sub(r".*/", "", line) for line in answer["lines"]] and all("programs.py:" in line for line in answer["lines"])
-        assert answer["source"][0] in Path(PROGRAMS.__file__).read_text()
+        assert answer["source"][0] in Path(programs.__file__).read_text()
         assert answer["gone"] or (answer["nests"] or name == "mm")
         for step in answer["kernels"]:
             assert step["bytes"] > 0 and step["predicted_us"] > 0
@@ -147,8 +126,8 @@ def test_ten_values_have_their_line_nest_reason_bytes_and_time(scores):
         assert "lines: fx" in text_of(answer)
 
 
-def test_a_line_is_asked_for_like_a_value(scores):
-    answer = scores.about(f"programs.py:{PROGRAMS.FIRST + 2}")[0]
+def test_a_line_is_asked_for_like_a_value(scores, programs):
+    answer = scores.about(f"programs.py:{programs.FIRST + 2}")[0]
     assert answer["source"] == ["y = torch.softmax(h, -1)"] and answer["kernels"]
 
 
@@ -216,16 +195,14 @@ def test_dynamic_sizes():
     torch._dynamo.reset()
     x = torch.randn(6, 5)
     torch._dynamo.mark_dynamic(x, 0)
-    (graph,) = tool.explore(lambda x: torch.relu(x).sum(1), x, machine=MACHINE).data["graphs"]
+    (graph,) = tool.explore(lambda x: torch.relu(x).sum(1), x).data["graphs"]
     assert any("s" in line for line in graph["plan"]["loops"][0]["sizes"].split(" x "))
     assert graph["kernels"][0]["bytes"] > 0
 
 
 @pytest.mark.long
-def test_a_block_in_training_is_a_small_document():
-    torch._dynamo.reset()
-    fn, *args = PROGRAMS.block_case()
-    assert len(tool.explore(fn, *args, machine=MACHINE).json()) < 3_000_000
+def test_a_block_in_training_is_a_small_document(block):
+    assert len(block.json()) < 3_000_000 and len(block.html()) < 1_000_000
 
 
 def snapshot(*lines):

@@ -1,0 +1,91 @@
+// The page: a head with the graph and the search, and a view at a time.
+
+const MAX_FOUND = 200;
+
+class App {
+  constructor(data) {
+    this.data = data;
+    this.server = document.querySelector('meta[name="stepwell-token"]').content || null;
+    this.views = { levels: new LevelsView(this), passes: new PassesView(this), plan: new PlanView(this), time: new TimeView(this) };
+    this.titles = { levels: "Levels", passes: "Passes", plan: "Why", time: "Time and memory" };
+    this.tabs = h("div", { role: "tablist", "aria-label": "Views" }, ...Object.keys(this.views).map((name) => h("button", {
+      type: "button", role: "tab", id: `tab-${name}`, "aria-controls": `view-${name}`, click: () => this.open(name), keydown: (event) => this.key(event, name),
+    }, this.titles[name])));
+    this.graphs = h("select", { "aria-label": "Graph", change: (event) => this.show(Number(event.target.value)) },
+      ...data.graphs.map((graph, k) => h("option", { value: k }, graph.title)));
+    this.input = h("input", { type: "search", placeholder: "search (press /)", "aria-label": "Search all levels", input: () => this.search(), keydown: (event) => this.searchKey(event) });
+    this.found = h("ul", { class: "found", hidden: true, "aria-label": "Found" });
+    this.main = h("main", {}, ...Object.entries(this.views).map(([name, view]) =>
+      h("div", { id: `view-${name}`, role: "tabpanel", "aria-labelledby": `tab-${name}`, class: "view" }, view.element)));
+    const head = h("header", {}, h("h1", {}, `stepwell: ${data.name}`), data.graphs.length > 1 && this.graphs, this.tabs,
+      h("div", { class: "search" }, this.input, this.found));
+    document.getElementById("page").replaceChildren(head, this.main);
+    document.addEventListener("keydown", (event) => this.shortcut(event));
+  }
+
+  start() {
+    if (!this.data.graphs.length) {
+      this.main.replaceChildren(h("p", { class: "empty" }, "No graph was compiled.", ...this.data.eager.map((part) => ` ${part.what}: ${part.why}`)));
+      return;
+    }
+    this.open("levels");
+    this.show(0);
+  }
+
+  show(number) {
+    this.graph = new Graph(this.data, number);
+    this.graphs.value = number;
+    for (const view of Object.values(this.views)) view.show(this.graph);
+  }
+
+  open(name) {
+    for (const one of Object.keys(this.views)) {
+      document.getElementById(`view-${one}`).hidden = one !== name;
+      const tab = document.getElementById(`tab-${one}`);
+      tab.setAttribute("aria-selected", String(one === name));
+      tab.tabIndex = one === name ? 0 : -1;
+    }
+  }
+
+  key(event, name) {
+    const names = Object.keys(this.views), by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!by) return;
+    const to = names[(names.indexOf(name) + by + names.length) % names.length];
+    this.open(to);
+    document.getElementById(`tab-${to}`).focus();
+  }
+
+  shortcut(event) {
+    const typing = /^(input|textarea|select)$/i.test(event.target.tagName);
+    if (event.key === "/" && !typing) {
+      event.preventDefault();
+      this.input.focus();
+    } else if (event.key === "Escape" && !this.found.hidden) this.found.hidden = true;
+    else if (event.key === "Escape" && !typing) this.views.levels.clear();
+  }
+
+  search() {
+    const text = this.input.value.trim();
+    const lines = text ? this.views.levels.search(text, MAX_FOUND) : [];
+    this.found.hidden = !text;
+    this.found.replaceChildren(...(lines.length ? lines : [[null, 0, "nothing"]]).map(([pane, line, shown]) => h("li", {}, pane
+      ? h("button", { type: "button", click: () => this.jump(pane, line) }, h("b", {}, `${pane.title}:${line} `), cut(shown, 120))
+      : shown)));
+  }
+
+  searchKey(event) {
+    if (event.key === "Enter") this.found.querySelector("button")?.click();
+    else if (event.key === "ArrowDown") this.found.querySelector("button")?.focus();
+  }
+
+  jump(pane, line) {
+    this.found.hidden = true;
+    this.views.levels.go(pane.id, line);
+  }
+}
+
+readDocument(document.getElementById("document").textContent.trim()).then((data) => {
+  const app = new App(data);
+  app.start();
+  document.documentElement.dataset.ready = "yes";
+});

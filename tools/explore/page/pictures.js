@@ -1,0 +1,128 @@
+// Time and memory: the roofline, the slowest kernels, the order of launches, and what is alive.
+
+const KIND_CLASS = { nest: "k1", contraction: "k2", call: "k3", arena: "k1", pooled: "k2", output: "k4", "in output": "k5", extern: "k3" };
+
+class TimeView {
+  constructor(app) {
+    this.app = app;
+    this.element = h("div", { class: "time" });
+  }
+
+  show(graph) {
+    this.graph = graph;
+    this.steps = graph.raw.kernels;
+    const total = this.steps.reduce((sum, step) => sum + step.predicted_us, 0);
+    const measured = this.steps.reduce((sum, step) => sum + step.measured_us, 0);
+    this.element.replaceChildren(...[
+      h("p", {}, `${this.steps.length} steps, predicted ${timeText(total)}` + (measured ? `, measured ${timeText(measured)} one by one` : "") + ` on ${graph.data.machine.name}.`),
+      ...graph.data.advice.map((text) => h("p", { class: "advice" }, text)),
+      h("h2", {}, "The slowest ten"), picture("The slowest ten steps", this.slowest()),
+      h("h2", {}, "In the order of the program"), picture("Predicted time of the steps one after the other", this.timeline(total)),
+      h("h2", {}, "Roofline"), picture("Roofline: speed over flops a byte", this.roofline()),
+      h("h2", {}, "Memory over time"), picture("Bytes alive at each step", this.memory()), this.peak(),
+      h("h2", {}, "All steps"), h("div", { class: "table" }, this.table()),
+    ]);
+  }
+
+  go(step) {
+    const op = step.operations?.mem;
+    if (op !== undefined) this.app.views.levels.go("mem", this.graph.levels.get("mem").operations[op].line);
+  }
+
+  slowest() {
+    const steps = [...this.steps].sort((a, b) => b.predicted_us - a.predicted_us).slice(0, 10);
+    const most = Math.max(...steps.flatMap((step) => [step.predicted_us, step.measured_us]), 1e-9), parts = [];
+    steps.forEach((step, k) => {
+      const y = 8 + 34 * k, wide = (us) => Math.max(1, (430 * us) / most);
+      parts.push(words(200, y + 13, cut(`${step.number} ${step.label}`, 27), "end"),
+        h("rect", { x: 208, y, width: wide(step.predicted_us), height: 11, class: KIND_CLASS[step.kind] }, h("title", {}, `predicted ${timeText(step.predicted_us)}`)));
+      if (step.measured_us) parts.push(h("rect", { x: 208, y: y + 13, width: wide(step.measured_us), height: 9, class: "k6" }, h("title", {}, `measured ${timeText(step.measured_us)}`)));
+      parts.push(words(214 + Math.max(wide(step.predicted_us), step.measured_us ? wide(step.measured_us) : 0), y + 12,
+        timeText(step.predicted_us) + (step.measured_us ? `, measured ${timeText(step.measured_us)}` : "")));
+    });
+    return [860, 14 + 34 * steps.length, parts];
+  }
+
+  timeline(total) {
+    let at = 0;
+    const parts = this.steps.map((step) => {
+      const x = 10 + (840 * at) / (total || 1), wide = (840 * step.predicted_us) / (total || 1);
+      at += step.predicted_us;
+      return h("rect", { x: x.toFixed(2), y: 6, width: Math.max(0.5, wide - 0.5).toFixed(2), height: 26, class: KIND_CLASS[step.kind] },
+        h("title", {}, `step ${step.number} ${step.label}: ${timeText(step.predicted_us)}`));
+    });
+    return [860, 54, [...parts, words(10, 48, "0"), words(850, 48, timeText(total), "end")]];
+  }
+
+  roofline() {
+    const machine = this.graph.data.machine, low = -2, high = 4, top = Math.ceil(Math.log10(Math.max(machine.gflops, 1)) + 0.2), bottom = top - 5;
+    const x = (intensity) => 60 + 780 * Math.min(1, Math.max(0, (Math.log10(Math.max(intensity, 1e-9)) - low) / (high - low)));
+    const y = (speed) => 10 + 240 * (1 - Math.min(1, Math.max(0, (Math.log10(Math.max(speed, 1e-9)) - bottom) / (top - bottom))));
+    const parts = [];
+    for (let k = low; k <= high; k++) parts.push(h("line", { x1: x(10 ** k), y1: 10, x2: x(10 ** k), y2: 250, class: "grid" }), words(x(10 ** k), 266, String(Number((10 ** k).toPrecision(3))), "middle"));
+    for (let k = bottom; k <= top; k++) parts.push(h("line", { x1: 60, y1: y(10 ** k), x2: 840, y2: y(10 ** k), class: "grid" }), words(54, y(10 ** k) + 4, String(Number((10 ** k).toPrecision(3))), "end"));
+    machine.levels.forEach((level, k) => {
+      const points = [10 ** low, machine.gflops / level.gbs, 10 ** high].map((i) => `${x(i).toFixed(1)},${y(Math.min(machine.gflops, i * level.gbs)).toFixed(1)}`);
+      parts.push(h("polyline", { points: points.join(" "), class: `roof r${k % 4}` }),
+        h("line", { x1: 660, y1: 186 + 18 * k, x2: 684, y2: 186 + 18 * k, class: `roof r${k % 4}` }), words(690, 190 + 18 * k, `${level.name} ${Number(level.gbs.toPrecision(3))} GB/s`));
+    });
+    for (const step of this.steps.filter((one) => one.flops > 0 && one.bytes > 0)) {
+      const intensity = step.flops / step.bytes;
+      for (const [us, name] of [[step.alone_us || step.predicted_us, "predicted"], [step.measured_us, "measured"]])
+        if (us) parts.push(h("circle", { cx: x(intensity).toFixed(1), cy: y(step.flops / us / 1e3).toFixed(1), r: name === "predicted" ? 5 : 4, class: name === "predicted" ? KIND_CLASS[step.kind] : "k6" },
+          h("title", {}, `step ${step.number} ${step.label}: ${intensity.toFixed(2)} flop/B, ${countText(step.flops)} flops, ${name} ${timeText(us)}`)));
+    }
+    parts.push(words(450, 284, "flops for each byte; upwards Gflop/s of a step by itself", "middle"));
+    return [860, 292, parts];
+  }
+
+  memory() {
+    const memory = this.graph.raw.memory, count = Math.max(1, this.steps.length), most = Math.max(...memory.alive, 1), bar = 770 / count, parts = [];
+    for (let k = 0; k <= 4; k++) parts.push(h("line", { x1: 80, y1: 210 - 50 * k, x2: 850, y2: 210 - 50 * k, class: "grid" }), words(74, 214 - 50 * k, bytesText((most * k) / 4), "end"));
+    for (let step = 0; step < this.steps.length; step++) {
+      const alive = memory.buffers.filter((one) => one.first <= step && step <= one.last).sort((a, b) => a.bytes - b.bytes);
+      const small = alive.filter((one) => one.bytes * 40 < most), large = alive.filter((one) => one.bytes * 40 >= most);
+      const shown = small.length ? [{ name: `${small.length} small buffers`, kind: small[0].kind, bytes: small.reduce((sum, one) => sum + one.bytes, 0) }, ...large] : large;
+      let y = 210;
+      for (const one of shown) {
+        const high = (200 * one.bytes) / most;
+        y -= high;
+        parts.push(h("rect", { x: (80 + step * bar).toFixed(1), y: y.toFixed(1), width: Math.max(0.5, bar - 1).toFixed(1), height: high.toFixed(1), class: `${KIND_CLASS[one.kind]} part` },
+          h("title", {}, `step ${step} ${this.steps[step].label}: ${one.name} (${one.kind}), ${bytesText(one.bytes)}`)));
+      }
+    }
+    const every = Math.max(1, Math.ceil(count / 20));
+    for (let k = 0; k < count; k += every) parts.push(words(80 + (k + 0.5) * bar, 226, String(k), "middle"));
+    ["arena", "pooled", "output", "in output", "extern"].forEach((kind, k) => parts.push(h("rect", { x: 80 + 110 * k, y: 238, width: 10, height: 10, class: KIND_CLASS[kind] }), words(94 + 110 * k, 247, kind)));
+    return [860, 256, parts];
+  }
+
+  peak() {
+    const memory = this.graph.raw.memory;
+    if (!this.steps.length) return h("p", {}, "Nothing runs.");
+    const sizes = new Map(memory.buffers.map((one) => [one.name, one.bytes]));
+    const owners = memory.peak.owners.slice(0, 8).map((name) => `${name} ${bytesText(sizes.get(name) ?? 0)}`);
+    return h("p", {}, `Peak ${bytesText(memory.peak.bytes)} at step ${memory.peak.step} (${this.steps[memory.peak.step].label}): ${owners.join(", ")}.`);
+  }
+
+  table() {
+    const resources = this.steps.some((step) => step.resources);
+    const heads = ["step", "what", "kernel", "bytes", "flops", "spent on", "predicted", "measured", ...(resources ? ["registers", "spills", "shared"] : [])];
+    return table(heads, this.steps.map((step) => [String(step.number),
+      h("button", { type: "button", class: "link", click: () => this.go(step) }, step.label), step.kernel ?? step.kind, bytesText(step.bytes), countText(step.flops), step.bound,
+      timeText(step.predicted_us), step.measured_us ? timeText(step.measured_us) : "",
+      ...(resources ? ["registers", "spills", "shared"].map((name) => String(step.resources?.[name] ?? "")) : [])]), [0, 3, 4, 6, 7, 8, 9, 10]);
+  }
+}
+
+function words(x, y, text, anchor = "start") {
+  return h("text", { x, y, "text-anchor": anchor }, text);
+}
+
+function cut(text, most) {
+  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
+}
+
+function picture(label, [width, height, parts]) {
+  return h("div", { class: "picture", tabindex: "0", role: "group", "aria-label": label }, h("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label }, ...parts));
+}

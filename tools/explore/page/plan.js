@@ -1,0 +1,70 @@
+// Why: nests, what was joined, what was refused, and the price of that.
+
+class PlanView {
+  constructor(app) {
+    this.app = app;
+    this.filter = "";
+    this.onlyRefused = false;
+    this.element = h("div", { class: "plan" });
+  }
+
+  show(graph) {
+    this.graph = graph;
+    const plan = graph.raw.plan;
+    const wanted = h("input", { type: "search", placeholder: "a name", "aria-label": "Show what has a name", input: (event) => { this.filter = event.target.value; this.fill(); } });
+    const refused = h("input", { type: "checkbox", id: "only-refused", change: (event) => { this.onlyRefused = event.target.checked; this.fill(); } });
+    this.pairs = h("div", { class: "table" });
+    this.nests = h("div", { class: "table" });
+    const gone = plan.gone.length ? h("p", {}, `Folded, merged or unused: ${plan.gone.join(", ")}.`) : null;
+    const directives = plan.directives.map((one) => h("li", {}, `${one.text}: ${one.granted ? "granted" : "refused"}, ${one.reason}`));
+    this.element.replaceChildren(...[
+      h("p", {}, wanted, " ", refused, h("label", { for: "only-refused" }, " only what is not fused")),
+      this.app.server ? this.app.rerun.element : null,
+      h("h2", {}, "Joins and refusals, the largest price first"), this.pairs,
+      h("h2", {}, "Nests before fusion"), this.nests, gone,
+      directives.length > 0 && h("h2", {}, "Directives"), directives.length > 0 && h("ul", {}, ...directives),
+    ].filter(Boolean));
+    this.fill();
+  }
+
+  fill() {
+    const plan = this.graph.raw.plan, has = (...texts) => texts.some((text) => text.toLowerCase().includes(this.filter.toLowerCase()));
+    const pairs = plan.pairs.filter((one) => has(one.first, one.second, one.reason) && !(this.onlyRefused && one.fused)).sort((a, b) => b.bytes - a.bytes);
+    this.pairs.replaceChildren(table(["first", "second", "result", "why", "price", ...(this.app.server ? ["overrule"] : [])], pairs.map((one) => [
+      this.name(one.first), this.name(one.second), one.fused ? "fused" : "not fused", one.reason, bytesText(one.bytes), ...(this.app.server ? [this.overrule(one)] : [])]), [4]));
+    const loops = plan.loops.filter((one) => has(one.label, one.what));
+    this.nests.replaceChildren(table(["nest", "loops", "what", "line", "became"], loops.map((one) => [
+      this.name(one.label), one.sizes, one.what, one.place.line ? `${fileName(one.place.file)}:${one.place.line}` : "", this.fate(one)]), []));
+  }
+
+  /** Names of nests, each a button that leads to the level loop. */
+  name(text) {
+    return text.split(", ").map((label) => {
+      const name = label.replace(/\.\d+$/, "");
+      const k = this.graph.origins.findIndex((one) => one.name === name && one.operations.loop);
+      if (k < 0) return h("span", {}, `${label} `);
+      const line = this.graph.levels.get("loop").operations[this.graph.origins[k].operations.loop[0]].line;
+      return h("button", { type: "button", class: "link", click: () => this.app.views.levels.go("loop", line) }, label);
+    });
+  }
+
+  fate(one) {
+    if (one.readers.length) return `computed in ${one.readers.join(", ")}`;
+    const group = this.graph.raw.plan.groups.find((g) => g.number === one.group);
+    const members = group && group.members.length > 1 ? `shares loops with ${group.members.filter((m) => m !== one.label).join(", ")}` : "a nest of its own";
+    return one.stored_because ? `${members}; stored: ${one.stored_because}` : members;
+  }
+
+  overrule(one) {
+    const first = one.first, second = one.second.split(", ")[0];
+    return one.fused
+      ? h("button", { type: "button", class: "small", click: () => this.app.rerun.add("no_fuse", first) }, "keep apart")
+      : h("button", { type: "button", class: "small", click: () => this.app.rerun.add("fuse", `${first}+${second}`) }, "fuse");
+  }
+}
+
+/** A table; `numbers` are the columns that are set flush right. */
+function table(heads, rows, numbers) {
+  return h("table", {}, h("thead", {}, h("tr", {}, ...heads.map((head) => h("th", { scope: "col" }, head)))),
+    h("tbody", {}, ...rows.map((row) => h("tr", {}, ...row.map((cell, k) => h("td", numbers.includes(k) ? { class: "n" } : {}, cell))))));
+}
