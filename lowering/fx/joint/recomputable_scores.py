@@ -10,7 +10,8 @@ which are shorter, the result, and m and l of each row. torch's partitioner neve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from math import prod
 from typing import Any, cast
 
 import torch
@@ -20,6 +21,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from ....passes.cost.contraction_price import MAX_WEIGHED_ELEMENTS
 from ....passes.nd.nd_attention import MIN_GPU_SCORES
+from ...fx_to_nd.calls.layout_choices import size_hints
 from ..fx_graphs import VIEWS, readers, value_of
 from .drawn_weights import drawn_seeds
 
@@ -81,8 +83,7 @@ def _weights(scores: Node, backward: Collection[Node], by_element: Callable[[Nod
     a linear attention)."""
     if not is_product(scores) or "recompute" in scores.meta:
         return None
-    read = sum(value_of(n).numel() for n in scores.all_input_nodes)
-    return _recomputed(scores, set(), backward, by_element) if statically_known_true(value_of(scores).numel() > read) else None
+    return _recomputed(scores, set(), backward, by_element) if _is_larger(scores, scores.all_input_nodes) else None
 
 
 def _recomputed(power: Node, rows: set[Node], backward: Collection[Node], by_element: Callable[[Node], bool]) -> set[Node] | None:
@@ -122,14 +123,26 @@ def _gathered(node: Node) -> list[Node]:
     last = found[-1]
     if last.target not in _GATHERS or any("recompute" in one.meta for one in found):
         return []
-    return found if statically_known_true(value_of(last).numel() > value_of(last.all_input_nodes[0]).numel()) else []
+    return found if _is_larger(last, last.all_input_nodes[:1]) else []
+
+
+def _is_larger(node: Node, others: Sequence[Node]) -> bool:
+    """Whether a tensor has more elements than others have together, in the example."""
+    sizes = [size_hints(value_of(one)) for one in (node, *others)]
+    known = [prod(one) for one in sizes if one is not None]
+    return len(known) == len(sizes) and known[0] > sum(known[1:])
 
 
 def _of_nothing(node: Node) -> set[Node]:
-    """What a node is computed by, if that reads nothing but seeds and draws none (a mask of positions, one of dropout); else nothing."""
-    found = _closure([node], lambda one: [n for n in one.all_input_nodes if n.target is not drawn_seeds])
+    """What a node is computed by, if it reads nothing but sizes and seeds and draws none (masks of positions, of dropout); else nothing."""
+    found = _closure([node], lambda one: [n for n in one.all_input_nodes if n.target is not drawn_seeds and _is_tensor(n)])
     fixed = all(isinstance(n.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded not in n.target.tags for n in found)
     return found if fixed and not any("recompute" in n.meta or n.target in _PRODUCTS for n in found) else set()
+
+
+def _is_tensor(node: Node) -> bool:
+    """Whether a node is no size."""
+    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _reshaped(operands: Iterable[Node], backward: Collection[Node]) -> set[Node]:

@@ -17,6 +17,8 @@ from stepwell.lowering.fx.joint import recomputable_scores
 from stepwell.lowering.fx.joint.drawn_weights import drawn_uniform, spell_out_dropout
 from stepwell.lowering.fx.joint.softmax_row_sums import shorten_row_sums
 from stepwell.lowering.fx_to_nd import import_graph
+from stepwell.passes.analysis.symbols import symbol_facts
+from stepwell.passes.cost.library_cost import size
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
 from stepwell.tools.backend.compile_graph import context
@@ -71,8 +73,13 @@ class Graphs(Tracer):
         self.found.append((gm, example_inputs))
         results = [n.meta["val"] if isinstance(n, torch.fx.Node) else n for n in gm.graph.output_node().args[0]]
 
+        def example(value):
+            if isinstance(value, torch.Tensor):
+                return torch.empty_strided(*([example(n) for n in numbers] for numbers in (value.shape, value.stride())), dtype=value.dtype)
+            return value.node.hint if isinstance(value, torch.SymInt) else value
+
         def run(_):
-            return [torch.empty_strided(v.shape, v.stride(), dtype=v.dtype) if isinstance(v, torch.Tensor) else v for v in results]
+            return [example(v) for v in results]
 
         run._boxed_call = True
         return run
@@ -90,12 +97,13 @@ def graphs_of(function, args, trains=True):
 
 
 def stored(gm, inputs, machine="sm_90"):
-    """The sizes of what the kernels of a graph, and calls, store."""
+    """The sizes of what the kernels of a graph, and calls, store; symbols are what they were in the example."""
     module = import_graph(gm, inputs).module
     module.attributes[MACHINE] = MachineAttr.from_text(machine)
     run(default_pipeline("gpu", stages=("nd", "loop")), module, context())
     results = [r for op in module.walk() if isinstance(op, loop.NestOp | nd.ExternOp) for r in op.results if isinstance(r.type, TensorType)]
-    return [prod(n.value or 0 for n in tensor_type(r).dims) for r in results]
+    hints = {symbol.name: value for symbol, value in symbol_facts(module)[1].items()}
+    return [prod(size(n, hints) for n in tensor_type(r).dims) for r in results]
 
 
 def drawn(seed):
