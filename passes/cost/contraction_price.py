@@ -169,8 +169,9 @@ def _fastest(
 
 
 def is_few(work: Contraction) -> bool:
-    """Whether a product has so few rows, or columns, that the other matrix is read once."""
-    return min(work.rows, work.columns) <= MAX_SKINNY_ROWS
+    """Whether a product has so few rows, or columns, that the other matrix is read once. Rows that have several matrices are not few: each
+    block begins with a matrix."""
+    return work.matrices == 1 and min(work.rows, work.columns) <= MAX_SKINNY_ROWS
 
 
 def stream_ns(moved: float, gpu: Gpu, start: bool = True) -> float:

@@ -223,8 +223,6 @@ class ProductChooser:
             return Choice(False, "rows of a factor are no multiple of 16 bytes", *prices)
         elif any(self._may_be_few(n) for n in (*tensor_type(op.results[0]).dims[-2:], tensor_type(op.operands[0]).dims[-1])):
             return Choice(False, f"a size may be at most {MAX_SKINNY_ROWS}, or more: no tile is good at both", *prices)
-        if one.work.matrices > 1 and one.work.rows < MAX_SKINNY_ROWS * one.work.matrices:
-            return Choice(False, "its groups have few rows, of which a block would be empty for the most part", *prices)
         return Choice(prices[1] <= prices[0], "by price" + self._narrowed(one.work), *prices)
 
     def _not_measured(self, op: nd.MatmulOp | nd.ConvOp | nd.ExternOp, work: Contraction) -> str:

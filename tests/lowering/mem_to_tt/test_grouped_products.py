@@ -154,6 +154,16 @@ def test_gradients():
         torch.testing.assert_close(mine.float(), theirs.float(), rtol=4e-2, atol=4e-2)
 
 
+def test_few_rows_of_many_groups():
+    """Rows of a decoding step: each group has a block of its own, so that all matrices are read at once."""
+    x, w = X[:12], numbers(8, TERMS, 320, scale=0.2)
+    at = torch.tensor([1, 1, 4, 5, 5, 9, 11, 12], dtype=torch.int32)
+    module = lowered(lambda x, w, at: F.silu(grouped(x, w, at)), x, w, at)
+    (kernel,) = [op for op in module.walk() if isinstance(op, FuncOp) and found(op, DotOp)]
+    assert len(found(kernel, scf.ForOp)) == 1 and not found(module, ExternOp)  # over terms, and not over matrices
+    torch.testing.assert_close(run_loop(module, [x, w, at], [], [])[0].float(), F.silu(grouped(x, w, at)).float(), rtol=4e-2, atol=4e-2)
+
+
 def test_gradients_of_two_layers():
     """All are products by units for matrices: conditions are computed where the bounds are needed, factors rounded once for all groups."""
 
