@@ -29,6 +29,7 @@ from ..cost.machine import machine_of
 from ..cost.machine.prices import prices
 from ..manager.pass_manager import Pass
 from ..mem.arena.mem_plan import symbol_hints
+from .fusion.loop_fuse import BORDER
 
 CHOICES, LAYOUTS = "layout_choices", "layouts"
 
@@ -208,7 +209,8 @@ class _Problem:
 
     def _nest(self, op: loop.NestOp, fixed: Mapping[SSAValue, str]) -> None:
         big = [k for k, r in enumerate(op.results) if isinstance(r.type, TensorType) and r.type.rank == 4]
-        free = [k for k in big if op.results[k] not in fixed and isinstance(op.outs[k].owner, loop.EmptyOp)]
+        in_order = op.attributes.get("no_fuse") == BORDER  # by rows is what it was copied for
+        free = [k for k in big if not in_order and op.results[k] not in fixed and isinstance(op.outs[k].owner, loop.EmptyOp)]
         accesses = list(_accesses(op))
         stores = {a.shaped: a for a in reversed(accesses) if a.stores and len(a.index) == 4}
         chosen = _turning({k: stores[op.out_args[k]] for k in big if op.out_args[k] in stores}) if len(free) == len(big) else []

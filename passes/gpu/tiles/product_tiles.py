@@ -89,10 +89,12 @@ def product_tile(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile | None:
 
 
 def has_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes) -> bool:
-    """Whether a program has all rows, or both factors are computed on the way. Of rows that are sorted by their matrices a program has those
-    of one matrix."""
+    """Whether a program has all rows, or both factors are computed on the way. Of rows that are sorted by matrices a program has those of
+    one matrix."""
     most = MAX_SKINNY_ROWS if not _are_windows(info, many) else MAX_SKINNY_ROWS // 2
-    return sizes.trips(few) <= most and sorted_rows(info) is None or all(_how_computed(info, one) == Computed.CONVERTED for one in (few, many))
+    if sizes.trips(few) <= most and sorted_rows(info) is None:
+        return True
+    return all(_how_computed(info, one) == Computed.CONVERTED for one in (few, many))
 
 
 def product_parts(info: NestAccess, possible: Sequence[int], sizes: Sizes, gpu: Gpu) -> int:

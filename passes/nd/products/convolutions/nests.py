@@ -181,11 +181,9 @@ def in_order(rw: Rewriter, x: SSAValue) -> SSAValue:
     t = tensor_type(x)
     moved = t.with_dims((t.dims[0], *t.dims[2:], t.dims[1]))
     found = rw.new(nd.PermuteOp.new((x,), moved, dims=IntsAttr.get((0, *range(2, t.rank), 1))))
-    if isinstance(x.owner, Block):
-        found = rw.new(nd.BarrierOp.new((found,), moved))
-    else:
+    if not isinstance(x.owner, Block):  # a nest of its own, which computes x and is what the barrier keeps
         found = _as(rw, _as(rw, found, f64 if t.element_type == f32 else f32), t.element_type)
-    return channels_first(rw, found, t)
+    return channels_first(rw, rw.new(nd.BarrierOp.new((found,), moved)), t)
 
 
 def channels_first(rw: Rewriter, made: SSAValue, t: TensorType) -> SSAValue:

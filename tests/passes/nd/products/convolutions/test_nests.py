@@ -10,6 +10,7 @@ from xdsl.dialects.builtin import StringAttr
 from xdsl.utils.exceptions import VerifyException
 
 from stepwell.dialects import nd
+from stepwell.dialects.loop import NestOp
 from stepwell.dialects.machine import MACHINE, MachineAttr
 from stepwell.dialects.mem import ExternOp
 from stepwell.dialects.tt.compute import DotOp
@@ -118,6 +119,14 @@ def test_what_lies_by_rows_is_put_in_order_by_one_kernel(case):
     (got,) = run_loop(module, args, [], [])
     torch.testing.assert_close(got, function(*args), rtol=4e-2, atol=4e-2)
     assert got.stride() == function(*args).stride()
+
+
+def test_a_weight_in_order_stays_so():
+    """Its dimensions are no image's: loop-layout has no other order for it."""
+    function, *args = IN_ORDER["weight"]
+    module = lower(function, *args, to="loop", nd_library_products=FOUND).module
+    (copy,) = [op for op in module.walk() if isinstance(op, NestOp) and "no_fuse" in op.attributes]
+    assert "layouts" not in copy.attributes
 
 
 def test_what_is_computed_is_stored_in_order():
