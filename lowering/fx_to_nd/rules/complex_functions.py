@@ -17,7 +17,7 @@ from .complex_numbers import RULES, ComplexPair, Function, as_pair, complex_rule
 from .joining import cross_product
 
 _LARGE = {True: 350.0, False: 40.0}
-"""For f64 or not: where tanh is 1 but for rounding and e^-2x is not denormal yet."""
+"""For f64 or not: where tanh is 1 but for rounding, sinh is cosh, and neither e^2x nor e^-2x leaves the normal numbers."""
 
 
 def _named(b: Importer, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -34,14 +34,62 @@ def _times_i(b: Importer, x: ComplexPair, sign: int) -> ComplexPair:
 # ---- hyperbolic and trigonometric
 
 
+def _reflected(x: ComplexPair) -> ComplexPair:
+    """i times the conjugate: sin and tan are sinh and tanh of it, turned round again."""
+    assert x.im is not None
+    return ComplexPair(x.im, x.re)
+
+
+def _turned(b: Importer, size: SSAValue, rest: SSAValue, turn: SSAValue, sure: SSAValue) -> SSAValue:
+    """size * turn * rest; 0 where the sine or cosine `turn` is 0.  Where `sure`, an angle that is no number leaves the size."""
+    nothing = b.mul(turn, b.op("copysign", b.full(1.0, b.dtype(size)), size))
+    grown = b.select(b.cmp("eq", turn, 0.0), nothing, b.mul(b.mul(size, turn), rest))
+    return b.select(b.op("and", sure, b.predicate("isnan", turn)), b.mul(b.op("abs", size), rest), grown)
+
+
+def _hyperbolic(b: Importer, x: ComplexPair, along: str, across: str) -> ComplexPair:
+    """along(re) cos(im) + i across(re) sin(im), of sinh and cosh: at infinities and zeros as Annex G of C99 says."""
+    large = _LARGE[b.dtype(x.re) == f64]
+    near = b.op("maximum", b.op("minimum", x.re, large), -large)
+    rest = b.op("exp", b.op("maximum", b.sub(b.op("abs", x.re), large), 0.0))
+    zero, infinite = b.cmp("eq", x.re, 0.0), b.predicate("isinf", x.re)
+    sure = {"sinh": b.op("or", zero, infinite), "cosh": infinite}[along]
+    return ComplexPair(
+        _turned(b, b.op(along, near), rest, b.op("cos", x.im), sure),
+        _turned(b, b.op(across, near), rest, b.op("sin", x.im), zero if across == "sinh" else b.cmp("ne", x.re, x.re)),
+    )
+
+
+@complex_rule("exp")
+def _exp(b: Importer, x: ComplexPair) -> ComplexPair:
+    large = _LARGE[b.dtype(x.re) == f64]
+    size, rest = b.op("exp", b.op("minimum", x.re, large)), b.op("exp", b.op("maximum", b.sub(x.re, large), 0.0))
+    nothing = b.cmp("eq", x.re, -math.inf)
+    return ComplexPair(
+        _turned(b, size, rest, b.op("cos", x.im), b.predicate("isinf", x.re)),
+        _turned(b, size, rest, b.op("sin", x.im), nothing),
+    )
+
+
 @complex_rule("sinh")
 def _sinh(b: Importer, x: ComplexPair) -> ComplexPair:
-    return ComplexPair(b.mul(b.op("sinh", x.re), b.op("cos", x.im)), b.mul(b.op("cosh", x.re), b.op("sin", x.im)))
+    return _hyperbolic(b, x, "sinh", "cosh")
 
 
 @complex_rule("cosh")
 def _cosh(b: Importer, x: ComplexPair) -> ComplexPair:
-    return ComplexPair(b.mul(b.op("cosh", x.re), b.op("cos", x.im)), b.mul(b.op("sinh", x.re), b.op("sin", x.im)))
+    return _hyperbolic(b, x, "cosh", "sinh")
+
+
+@complex_rule("sin")
+def _sin(b: Importer, x: ComplexPair) -> ComplexPair:
+    return _reflected(_sinh(b, _reflected(x)))
+
+
+@complex_rule("cos")
+def _cos(b: Importer, x: ComplexPair) -> ComplexPair:
+    """cosh(i x)"""
+    return _cosh(b, _times_i(b, x, 1))
 
 
 @complex_rule("tanh")
@@ -57,16 +105,19 @@ def _tanh(b: Importer, x: ComplexPair) -> ComplexPair:
     beta = b.fma(t, t, b.full(1.0, b.dtype(re)))
     rho = b.op("cosh", near)
     whole = b.fma(b.mul(beta, s), s, b.full(1.0, b.dtype(re)))
+    along = b.select(b.cmp("eq", s, 0.0), s, b.div(b.mul(b.mul(beta, rho), s), whole))
     decay = b.mul(b.op("exp", b.mul(b.op("abs", re), -2.0)), 4.0)
-    limit = b.mul(decay, b.mul(b.op("sin", im), b.op("cos", im)))
+    turn = b.mul(b.op("sin", im), b.op("cos", im))
     sign = b.op("copysign", b.full(1.0, b.dtype(re)), re)
-    return ComplexPair(b.select(far, sign, b.div(b.mul(b.mul(beta, rho), s), whole)), b.select(far, limit, b.div(t, whole)))
+    infinite = b.predicate("isinf", re)
+    far_along = b.select(infinite, sign, b.fma(turn, 0.0, sign))  # NaN where the angle is no number
+    far_across = b.select(infinite, b.op("copysign", b.full(0.0, b.dtype(re)), turn), b.mul(decay, turn))
+    return ComplexPair(b.select(far, far_along, along), b.select(far, far_across, b.select(b.cmp("eq", t, 0.0), t, b.div(t, whole))))
 
 
 @complex_rule("tan")
 def _tan(b: Importer, x: ComplexPair) -> ComplexPair:
-    """-i tanh(i x)"""
-    return _times_i(b, _tanh(b, _times_i(b, x, 1)), -1)
+    return _reflected(_tanh(b, _reflected(x)))
 
 
 # ---- exponentials and logarithms

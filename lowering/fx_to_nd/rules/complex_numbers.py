@@ -304,26 +304,9 @@ def _angle(b: Importer, x: ComplexPair) -> SSAValue:
     return b.op("atan2", x.im, x.re)
 
 
-@complex_rule("exp")
-def _exp(b: Importer, x: ComplexPair) -> ComplexPair:
-    size = b.op("exp", x.re)
-    return ComplexPair(b.mul(size, b.op("cos", x.im)), b.mul(size, b.op("sin", x.im)))
-
-
 @complex_rule("log")
 def _log(b: Importer, x: ComplexPair) -> ComplexPair:
     return ComplexPair(b.op("log", _abs(b, x)), _angle(b, x))
-
-
-@complex_rule("sin")
-def _sin(b: Importer, x: ComplexPair) -> ComplexPair:
-    return ComplexPair(b.mul(b.op("sin", x.re), b.op("cosh", x.im)), b.mul(b.op("cos", x.re), b.op("sinh", x.im)))
-
-
-@complex_rule("cos")
-def _cos(b: Importer, x: ComplexPair) -> ComplexPair:
-    fall = b.mul(b.op("sin", x.re), b.op("sinh", x.im))
-    return ComplexPair(b.mul(b.op("cos", x.re), b.op("cosh", x.im)), b.op("neg", fall))
 
 
 @complex_rule("sqrt")

@@ -51,6 +51,21 @@ def test_a_kind_and_a_seed_name_a_program(kind):
         compile(first, "<program>", "exec")
 
 
+def test_a_fake_kernel_that_says_a_wrong_size_is_not_ours():
+    with torch.library._scoped_library("stepwell_fuzz", "FRAGMENT") as lib:
+        lib.define("two(Tensor x) -> Tensor")
+        lib.impl("two", lambda x: torch.cat([x, x]), "CPU")
+        lib._register_fake("two", lambda x: torch.empty_like(x))
+        result, why = verdict(case("return torch.ops.stepwell_fuzz.two(x0),", torch.randn(3)))
+    assert result == "skipped"
+    assert "the fake kernel of stepwell_fuzz.two.default says (3,); it is (6,)" in why
+
+
+def test_which_parts_of_an_infinite_complex_number_are_nan_is_not_compared():
+    x = torch.tensor([complex(float("inf"), 1.0), 1 + 2j])
+    assert verdict(case("return x0 * 2,", x)) == ("right", "")
+
+
 def test_a_right_program_and_one_that_eager_refuses():
     x = torch.randn(3, 4)
     assert verdict(case("return x0.exp() + 1, x0.t()", x)) == ("right", "")

@@ -68,6 +68,18 @@ FUNCTIONS = {
 }
 
 
+ENDS = [0.0, -0.0, 1.0, 88.9, 89.3, -89.3, 95.0, 1000.0, float("inf"), -float("inf"), float("nan")]
+
+
+@pytest.mark.parametrize("name", ["exp", "expm1", "sinh", "cosh", "tanh", "sin", "cos", "tan"])
+def test_functions_at_their_ends_are_as_annex_g_of_c_says(name):
+    z = torch.tensor([complex(re, im) for re in ENDS for im in ENDS], dtype=C64)
+    function = getattr(torch, name)
+    want = function(z)
+    got = torch.compile(function, backend="stepwell")(z)
+    torch.testing.assert_close(torch.view_as_real(got), torch.view_as_real(want), rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("dtype", [C64, C128])
 def test_more_functions(name, dtype):
