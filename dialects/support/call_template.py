@@ -5,34 +5,31 @@ dialects/nd/call_args.py says what it means, reads it and prints it as an attrib
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
+from .record import Record
 
-@dataclass(frozen=True)
-class Arg:
+
+class Arg(Record):
     """Operand `index` of the op."""
 
     index: int
 
 
-@dataclass(frozen=True)
-class Enum:
+class Enum(Record):
     """A value of one of torch's enumerations: kind is dtype, device, layout or memory_format."""
 
     kind: str
     value: str
 
 
-@dataclass(frozen=True)
-class Obj:
+class Obj(Record):
     """Entry `index` of the module's table of Python objects."""
 
     index: int
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(Record):
     """Operator name and the templates of its positional and keyword arguments (tuples stand for lists)."""
 
     target: str

@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import Any
 
 from ...dialects.support.call_template import Call, Enum
+from ...dialects.support.record import Record
 
 SYMBOL = "stepwell_entry"
 OBJECTS = "stepwell_objects"
@@ -67,8 +68,7 @@ CODES: dict[str, type[IntEnum]] = {"dtype": ScalarType, "layout": Layout, "memor
 """torch's enumerations by the names that `Enum` has for them; each has its members' names."""
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(Record):
     """One entry of the object table. `kind` says what `value` is: the name of a callback, the target of an operator,
     the number of a constant or of a given object, a template value, the names of keyword arguments,
     how many leaves to take out of a result (flatten) or which (kept), or a kernel with
@@ -78,8 +78,7 @@ class Item:
     value: Any
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(Record):
     """A comparison of a tensor that can fail: what messages call it, the dtype that it must have ("" for any), how
     many dimensions, where it must be.
 
@@ -94,16 +93,14 @@ class Check:
     words: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class LibraryCall:
+class LibraryCall(Record):
     """A call of a library operator: its template, and for each operand the reference (steps.py) of what it is, None for a number."""
 
     call: Call
     operands: tuple[int | None, ...]
 
 
-@dataclass(frozen=True)
-class Launcher:
+class Launcher(Record):
     """A function of an entry that launches a kernel: its place in the table LAUNCHERS, the kernel, whether that is one over a list."""
 
     place: int

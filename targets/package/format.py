@@ -12,18 +12,17 @@ import mmap
 import os
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ...dialects.support.record import Record, changed
 from . import schema
 from .errors import PackageError
 from .image import FileRange
 from .layout import HEADER, MAGIC, Feature, FileLayout
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(Record):
     """One section. target: the instruction set or GPU that it is for, "" for all. sha256: of its bytes, in hexadecimal."""
 
     kind: str
@@ -40,12 +39,11 @@ class Section:
         return f"{self.kind}{name}{target}"
 
 
-@dataclass(frozen=True)
-class Index:
+class Index(Record):
     """What is in the file."""
 
     sections: tuple[Section, ...]
-    notes: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, str] = {}
     """What the writer wants to be known: versions of stepwell and torch."""
 
 
@@ -58,7 +56,7 @@ def packed(sections: Sequence[tuple[Section, bytes | memoryview]], notes: dict[s
         align = FileLayout.PAGE_BYTES if section.kind in ("code", "weights") else FileLayout.SECTION_BYTES
         start = -(-at // align) * align
         parts += [bytes(start - at), content]
-        placed.append(replace(section, offset=start, size=len(content), sha256=hashlib.sha256(content).hexdigest()))
+        placed.append(changed(section, offset=start, size=len(content), sha256=hashlib.sha256(content).hexdigest()))
         at = start + len(content)
     index = schema.dump(Index(tuple(placed), notes))
     parts.append(index)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
+from ...dialects.support.record import Record, changed
 from .format import PackageFile
 from .kernels import has_ptx, shared_memory
 from .programs import ItemRecord, ProgramRecord
-from .schema import Record, changed
 from .signature import Signature, Target
 
 
@@ -63,7 +62,7 @@ def on_device(record: ProgramRecord, device: str) -> ProgramRecord:
         record,
         device=device,
         python=record.python.replace(repr(old), repr(device)),
-        checks=tuple(replace(one, device=device) if one.device == old else one for one in record.checks),
+        checks=tuple(changed(one, device=device) if one.device == old else one for one in record.checks),
         items=tuple(ItemRecord(one.kind, _moved(one.value, old, device)) for one in record.items),
         python_items=tuple(ItemRecord(one.kind, _moved(one.value, old, device)) for one in record.python_items),
     )

@@ -14,10 +14,10 @@ import ctypes
 import mmap
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
+from ...dialects.support.record import Record
 from ..cpu.symbols import ERROR_SLOT, ERROR_VALUES
 from .errors import PackageError
 from .layout import FileLayout
@@ -32,8 +32,7 @@ class _Flag(IntEnum):
     MAP_FIXED = 0x10
 
 
-@dataclass(frozen=True)
-class ImageTable:
+class ImageTable(Record):
     """What a loader needs beside the bytes of an image.
 
     code, constants, data, zeros: the sizes of the parts, multiples of PAGE_BYTES but for that of the zeros. rebases: places of words that
@@ -44,8 +43,8 @@ class ImageTable:
     data: int
     zeros: int
     rebases: tuple[int, ...] = ()
-    imports: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    exports: Mapping[str, int] = field(default_factory=dict)
+    imports: Mapping[str, tuple[int, ...]] = {}
+    exports: Mapping[str, int] = {}
 
     @property
     def file_bytes(self) -> int:
@@ -103,8 +102,7 @@ class MappedImage:
         return number
 
 
-@dataclass(frozen=True)
-class FileRange:
+class FileRange(Record):
     """Where the bytes of an image are: from `offset` of an open file, and the same bytes as an object."""
 
     descriptor: int

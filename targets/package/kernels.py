@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from ...dialects.support.record import Record
 from ..host.gpu.runtime_ir import Variant
 from .errors import PackageError
 from .format import PackageFile
@@ -13,8 +13,7 @@ from .programs import BoxRecord, DescriptorRecord, KernelRecord, ProgramRecord
 from .signature import Signature
 
 
-@dataclass(frozen=True)
-class PackagedBinary:
+class PackagedBinary(Record):
     """A variant of a kernel."""
 
     name: str
@@ -25,8 +24,7 @@ class PackagedBinary:
     boxes: tuple[BoxRecord, ...]
 
 
-@dataclass(frozen=True)
-class PackagedKernel:
+class PackagedKernel(Record):
     """A kernel: see targets/triton/kernels.py, GpuKernel."""
 
     name: str

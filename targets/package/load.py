@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ...dialects.support.record import changed
 from ...errors import StepwellError
 from ..host.description import ProgramDescription
 from ..host.runtime.callables import native_callable, python_callable
@@ -30,7 +31,6 @@ from .process import (
     why_not_native,
 )
 from .programs import ProgramRecord, description_of, object_of
-from .schema import changed
 from .signature import EntryPoint, Signature, Target
 from .weights import WeightStore
 

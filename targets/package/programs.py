@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...dialects.support.call_template import Arg, Call, Enum, Obj, is_size
+from ...dialects.support.record import Record
 from ..host.description import Check, Item, Launcher, LibraryCall, ProgramDescription, resolve_operator
 from .errors import PackageError
-from .schema import Record
 
 if TYPE_CHECKING:
     from ...dialects.expr import Expr

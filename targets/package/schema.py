@@ -1,60 +1,22 @@
 """Records as JSON and back. What is read is checked against the annotations: nothing is taken that does not fit.
 
-A record is a dataclass, or a class below Record, which is made in a tenth of the time: programs begin by making all of these classes."""
+A record is a class below Record, or a dataclass."""
 
 from __future__ import annotations
 
 import json
+import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
+from ...dialects.support.record import Record
 from .errors import PackageError
 
 T = TypeVar("T")
-R = TypeVar("R", bound="Record")
 _PLAIN = (bool, int, float, str)
-
-
-@dataclass_transform(frozen_default=True)
-class Record:
-    """A class whose annotations are its fields, in the order of its arguments, and whose attributes are their defaults. Its objects are not
-    changed."""
-
-    def __init__(self, *values: Any, **named: Any):
-        cls, names = type(self), names_of(type(self))
-        given = dict(zip(names, values, strict=False))
-        if len(values) > len(names) or given.keys() & named.keys() or named.keys() - set(names):
-            raise TypeError(f"{cls.__name__} takes {', '.join(names)}")
-        given.update(named)
-        for name in names:
-            if name not in given:
-                try:
-                    given[name] = getattr(cls, name)
-                except AttributeError:
-                    raise TypeError(f"{cls.__name__} lacks {name}") from None
-        self.__dict__.update(given)
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and vars(self) == vars(other)
-
-    def __hash__(self) -> int:
-        return hash((type(self), *vars(self).values()))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
-
-
-def changed(record: R, **values: Any) -> R:
-    """A record with other values of some fields."""
-    return type(record)(**{**vars(record), **values})
-
-
-def names_of(cls: type) -> list[str]:
-    """The fields of a record."""
-    return list(cls.__annotations__)
 
 
 def is_record(value: Any) -> bool:
@@ -62,10 +24,10 @@ def is_record(value: Any) -> bool:
     return is_dataclass(value) or issubclass(value if isinstance(value, type) else type(value), Record)
 
 
-def _defaults(cls: type) -> dict[str, Any]:
+def _defaults(cls: Any) -> dict[str, Any]:
     """The fields of a record that have defaults."""
     if not is_dataclass(cls):
-        return {name: getattr(cls, name) for name in names_of(cls) if hasattr(cls, name)}
+        return {name: getattr(cls, name) for name in cls.record_fields if hasattr(cls, name)}
     found = {f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(cls)}
     return {name: value for name, value in found.items() if value is not MISSING}
 
@@ -96,39 +58,54 @@ def load(wanted: type[T], data: bytes | memoryview, where: str, newer: bool = Fa
     it, and fields that are not known are left out."""
     try:
         value = json.loads(bytes(data), parse_constant=_refuse_constant)
+        return _reader(wanted)(value, newer)
+    except _MisfitError as error:
+        raise PackageError(f"{where}{error.place}{error.text}") from None
     except (ValueError, RecursionError) as error:
         raise PackageError(f"{where} is no JSON: {error}") from None
-    return from_json(wanted, value, where, newer)
 
 
 def _refuse_constant(text: str) -> Any:
     raise ValueError(f"{text} is no number")
 
 
-def from_json(wanted: Any, value: Any, where: str, newer: bool = False) -> Any:
-    """`value` as a `wanted`, which is a record or an annotation of a field; `newer` as of `load`. PackageError."""
+class _MisfitError(Exception):
+    """A value that does not fit its annotation: the text of the message behind its place, which whoever holds the value writes in front."""
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self.text = text
+        self.place = ""
+
+
+Reader = Callable[[Any, bool], Any]
+"""Makes of a value of JSON what an annotation says; the flag is the `newer` of `load`. _MisfitError."""
+
+
+@cache
+def _reader(wanted: Any) -> Reader:
+    """What reads values of a record or of an annotation."""
     if wanted is Any:
-        return value
+        return lambda value, newer: value
     if isinstance(wanted, type) and is_record(wanted):
-        return _record(wanted, value, where, newer)
+        return _record_reader(wanted)
     origin, arguments = get_origin(wanted), get_args(wanted)
     if origin in (Union, types.UnionType):
-        return _one_of(arguments, value, where, newer)
+        return _union_reader(arguments)
     if origin is Literal:
-        return value if value in arguments and isinstance(value, str) else _wrong(where, " or ".join(map(repr, arguments)), value)
+        return _plain_reader(lambda value: isinstance(value, str) and value in arguments, " or ".join(map(repr, arguments)))
     if origin is tuple:
-        if not isinstance(value, list):
-            return _wrong(where, "a list", value)
-        if arguments[-1] is Ellipsis:
-            return tuple(from_json(arguments[0], item, f"{where}[{k}]", newer) for k, item in enumerate(value))
-        if len(value) != len(arguments):
-            return _wrong(where, f"a list of {len(arguments)}", value)
-        return tuple(from_json(one, item, f"{where}[{k}]", newer) for k, (one, item) in enumerate(zip(arguments, value, strict=True)))
-    if origin is not None:  # a mapping with keys of text
-        if not isinstance(value, dict):
-            return _wrong(where, "an object", value)
-        return {key: from_json(arguments[1], item, f"{where}.{key}", newer) for key, item in value.items()}
-    return value if _fits(wanted, value) else _wrong(where, getattr(wanted, "__name__", str(wanted)), value)
+        return _list_reader(arguments[0]) if arguments[-1] is Ellipsis else _tuple_reader(arguments)
+    if origin is not None:
+        return _mapping_reader(arguments[1])
+    return _plain_reader(lambda value: _fits(wanted, value), getattr(wanted, "__name__", str(wanted)))
+
+
+def _plain_reader(fits: Callable[[Any], bool], name: str) -> Reader:
+    def read(value: Any, newer: bool) -> Any:
+        return value if fits(value) else _wrong(name, value)
+
+    return read
 
 
 def _fits(wanted: Any, value: Any) -> bool:
@@ -137,14 +114,73 @@ def _fits(wanted: Any, value: Any) -> bool:
     return type(value) is wanted and wanted in _PLAIN
 
 
-def _one_of(arguments: tuple[Any, ...], value: Any, where: str, newer: bool) -> Any:
-    for one in arguments:
-        if one in (*_PLAIN, type(None)):
-            if _fits(one, value):
-                return value
-        elif _is_object(one) == isinstance(value, dict) and value is not None:
-            return from_json(one, value, where, newer)
-    return _wrong(where, " or ".join(getattr(one, "__name__", str(one)) for one in arguments), value)
+def _list_reader(wanted: Any) -> Reader:
+    """Reads tuples of any length."""
+    one = _reader(wanted)
+
+    def read(value: Any, newer: bool) -> Any:
+        if not isinstance(value, list):
+            return _wrong("a list", value)
+        if wanted in _PLAIN and all(type(item) is wanted for item in value):
+            return tuple(value)
+        found: list[Any] = []
+        try:
+            for item in value:
+                found.append(one(item, newer))  # noqa: PERF401 - its length is the place of the item that does not fit
+        except _MisfitError as error:
+            error.place = f"[{len(found)}]{error.place}"
+            raise
+        return tuple(found)
+
+    return read
+
+
+def _tuple_reader(wanted: tuple[Any, ...]) -> Reader:
+    readers = [_reader(one) for one in wanted]
+
+    def read(value: Any, newer: bool) -> Any:
+        if not isinstance(value, list) or len(value) != len(readers):
+            return _wrong(f"a list of {len(readers)}" if isinstance(value, list) else "a list", value)
+        return tuple(_part(one, item, newer, f"[{k}]") for k, (one, item) in enumerate(zip(readers, value, strict=True)))
+
+    return read
+
+
+def _mapping_reader(wanted: Any) -> Reader:
+    """Reads objects with any keys."""
+    one = _reader(wanted)
+
+    def read(value: Any, newer: bool) -> Any:
+        if not isinstance(value, dict):
+            return _wrong("an object", value)
+        return {key: _part(one, item, newer, f".{key}") for key, item in value.items()}
+
+    return read
+
+
+def _part(one: Reader, item: Any, newer: bool, place: str) -> Any:
+    """A part of a value, which misfits name by its place."""
+    try:
+        return one(item, newer)
+    except _MisfitError as error:
+        error.place = place + error.place
+        raise
+
+
+def _union_reader(wanted: tuple[Any, ...]) -> Reader:
+    plain = [one for one in wanted if one in (*_PLAIN, type(None))]
+    others = [(_is_object(one), _reader(one)) for one in wanted if one not in plain]
+    name = " or ".join(getattr(one, "__name__", str(one)) for one in wanted)
+
+    def read(value: Any, newer: bool) -> Any:
+        if any(_fits(one, value) for one in plain):
+            return value
+        for is_object, one in others:
+            if is_object == isinstance(value, dict) and value is not None:
+                return one(value, newer)
+        return _wrong(name, value)
+
+    return read
 
 
 def _is_object(wanted: Any) -> bool:
@@ -152,27 +188,35 @@ def _is_object(wanted: Any) -> bool:
     return (isinstance(wanted, type) and is_record(wanted)) or get_origin(wanted) not in (None, tuple)
 
 
-@cache
-def _hints(wanted: type) -> dict[str, Any]:
-    return get_type_hints(wanted)
+def _record_reader(wanted: Any) -> Reader:
+    readers: dict[str, Reader] = {}
+    needed: list[str] = []
+
+    def read(value: Any, newer: bool) -> Any:
+        if not isinstance(value, dict):
+            return _wrong("an object", value)
+        if not readers:  # a record may be among its own fields
+            known, scope = _defaults(wanted), vars(sys.modules[wanted.__module__])
+            readers.update({name: _reader(_annotation(text, scope)) for name, text in wanted.__annotations__.items()})
+            needed.extend(name for name in readers if name not in known)
+        unknown = value.keys() - readers.keys()
+        if unknown and not newer:
+            raise _MisfitError(f" has unknown fields: {', '.join(sorted(unknown))}")
+        given = {name: _part(readers[name], item, newer, f".{name}") for name, item in value.items() if name in readers}
+        if missing := [name for name in needed if name not in given]:
+            raise _MisfitError(f" lacks {', '.join(missing)}")
+        return wanted(**given)
+
+    return read
 
 
-def _record(wanted: Any, value: Any, where: str, newer: bool) -> Any:
-    if not isinstance(value, dict):
-        return _wrong(where, "an object", value)
-    hints = _hints(wanted)
-    unknown = value.keys() - hints.keys()
-    if unknown and not newer:
-        raise PackageError(f"{where} has unknown fields: {', '.join(sorted(unknown))}")
-    given = {name: from_json(hints[name], item, f"{where}.{name}", newer) for name, item in value.items() if name in hints}
-    missing = [name for name in hints if name not in given and name not in _defaults(wanted)]
-    if missing:
-        raise PackageError(f"{where} lacks {', '.join(missing)}")
-    return wanted(**given)
+def _annotation(text: Any, scope: dict[str, Any]) -> Any:
+    """What an annotation means in its module; `get_type_hints` takes a third of the time of a load."""
+    return eval(text, scope) if isinstance(text, str) else text
 
 
-def _wrong(where: str, wanted: str, value: Any) -> Any:
-    raise PackageError(f"{where} should be {wanted}, and is {_shown(value)}")
+def _wrong(wanted: str, value: Any) -> Any:
+    raise _MisfitError(f" should be {wanted}, and is {_shown(value)}")
 
 
 def _shown(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from .schema import Record
+from ...dialects.support.record import Record
 from .trees import Tree
 
 

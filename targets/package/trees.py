@@ -5,17 +5,16 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from ...dialects.support.record import Record, changed
 from .errors import CallError, PackageError
 from .programs import decode_leaf
 
 Kind = Literal["leaf", "tuple", "list", "dict", "ordered", "named", "registered"]
 
 
-@dataclass(frozen=True)
-class Tree:
+class Tree(Record):
     """A node.
 
     keys: of a dictionary, as leaves of JSON; names of the parts of a named tuple, and of a registered type that has some. type: of a named
@@ -130,7 +129,7 @@ def _registered_parts(tree: Tree, value: Any, place: str) -> Sequence[Any]:
 
     kind = _registered(tree)
     if kind is dict:
-        return [part for part, _ in replace(tree, kind="dict")._parts(value, place)]
+        return [part for part, _ in changed(tree, kind="dict")._parts(value, place)]
     if type(value) is not kind:
         raise CallError(f"{place} should be a {tree.type}, and is {_shown(value)}")
     parts, context = _pytree.SUPPORTED_NODES[kind].flatten_fn(value)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ...dialects.expr import to_python
+from ...dialects.support.record import changed
 from ...errors import StepwellError
 from ...targets.package import schema
 from ...targets.package.errors import PackageError
@@ -189,7 +190,7 @@ def package_sections(graphs: Sequence[ExportedGraph], levels: Sequence[Level], o
         with code.level(level):
             for graph in graphs:
                 compiled = code.compile(graph.on(level.device), options, graph.point.name)
-                record = schema.changed(_record(graph, compiled, weights), kernels=code.add_kernels(compiled.description))
+                record = changed(_record(graph, compiled, weights), kernels=code.add_kernels(compiled.description))
                 contents.append((Section("program", graph.point.name, 0, 0, "", level.target.name), schema.dump(record)))
                 code.add_object(graph.point.name, compiled.code)
     table, parts = weights.finish()
@@ -216,7 +217,7 @@ def _record(graph: ExportedGraph, compiled: CompiledGraph, weights: WeightTable)
     constants = [weights.add_constant(value, point) for value in compiled.constants]
     results = tuple(_result(graph, compiled, one) for one in graph.results)
     updates = tuple(map(weight, graph.updated))
-    return schema.changed(record_of(compiled.description, tuple(sources), results, tuple(constants), updates), objects=objects)
+    return changed(record_of(compiled.description, tuple(sources), results, tuple(constants), updates), objects=objects)
 
 
 def _result(graph: ExportedGraph, compiled: CompiledGraph, one: int | Leaf) -> Result:

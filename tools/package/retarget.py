@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from xdsl.parser import Parser
 
+from ...dialects.support.record import changed
 from ...targets.package import schema
 from ...targets.package.format import PackageFile, Section, open_package, write_package
 from ...targets.package.programs import ProgramRecord, record_of
@@ -51,12 +52,12 @@ def _sections(
                 record = _record(file, signature, entry.name, level)
                 description, made, _ = code.build(module, record.device, options, entry.name)
                 fresh = record_of(description, record.sources, record.results, record.constants, record.updates)
-                fresh = schema.changed(fresh, objects=record.objects, kernels=code.add_kernels(description))
+                fresh = changed(fresh, objects=record.objects, kernels=code.add_kernels(description))
                 programs.append((Section("program", entry.name, 0, 0, "", level.target.name), schema.dump(fresh)))
                 code.add_object(entry.name, made)
-    changed = schema.changed(signature, targets=tuple(level.target for level in levels))
+    signature = changed(signature, targets=tuple(level.target for level in levels))
     kept = [s for s in file.index.sections if s.kind in ("weights-table", "weights", "samples", "samples-table")]
-    head: list[Any] = [(Section("signature", "", 0, 0, ""), schema.dump(changed))]
+    head: list[Any] = [(Section("signature", "", 0, 0, ""), schema.dump(signature))]
     for section in kept:
         file.check(section)
     return [*head, *programs, *code.finish(), *((section, file.bytes_of(section)) for section in kept)]

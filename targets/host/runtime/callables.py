@@ -8,9 +8,9 @@ import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ....dialects.support.record import Record
 from ....errors import StepwellError
 from ...cpu.symbols import ERROR_SLOT
 from ..description import ALIGNED, ARENA, GPU_TABLE, OBJECTS, SYMBOL, Item, ProgramDescription, python_value, resolve_operator
@@ -48,8 +48,7 @@ class Code(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class HostRuntime:
+class HostRuntime(Record):
     """What a native entry's surroundings take from the runtime that it was linked with.
 
     arena_clear: the address of `stepwell_arena_clear`; gpu_launch: the address of `stepwell_gpu_launch` for a driver."""

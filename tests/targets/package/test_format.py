@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from stepwell.dialects.support.record import Record, changed
 from stepwell.targets.package import schema
 from stepwell.targets.package.errors import PackageError
 from stepwell.targets.package.format import Section, open_package, packed, read_package, write_package
@@ -112,7 +113,7 @@ def test_dataclasses_go_through_json():
     assert schema.dump(Outer("n", Inner(1))) == b'{"inner":{"number":1},"name":"n"}'
 
 
-class Quick(schema.Record):
+class Quick(Record):
     """A record that is no dataclass."""
 
     name: str
@@ -124,7 +125,7 @@ def test_records_are_like_dataclasses():
     value = Quick("a", Inner(2), numbers=(1, 2))
     assert schema.load(Quick, schema.dump(value), "test") == value and hash(value) == hash(Quick("a", Inner(2), (1, 2)))
     assert schema.dump(Quick("a")) == b'{"name":"a"}' and Quick("a") != Quick("b")
-    assert schema.changed(value, name="b") == Quick("b", Inner(2), (1, 2))
+    assert changed(value, name="b") == Quick("b", Inner(2), (1, 2))
     assert repr(Quick("a")) == "Quick(name='a', inner=None, numbers=())"
     for wrong in (lambda: Quick(), lambda: Quick("a", other=1), lambda: Quick("a", name="b"), lambda: Quick("a", None, (), 3)):  # pyright: ignore
         with pytest.raises(TypeError, match="Quick"):

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import stepwell
+from stepwell.dialects.support.record import changed
 from stepwell.targets.host.description import Check
 from stepwell.targets.host.gpu.runtime_ir import FIRST_GPU, Variant
 from stepwell.targets.package.errors import PackageError
@@ -18,7 +19,7 @@ from stepwell.targets.package.gpu import Place, first_gpu, gpu_place, on_device
 from stepwell.targets.package.kernels import has_ptx, kernels_of
 from stepwell.targets.package.process import host_image
 from stepwell.targets.package.programs import ItemRecord, ProgramRecord
-from stepwell.targets.package.schema import changed, dump
+from stepwell.targets.package.schema import dump
 from stepwell.targets.package.signature import EntryPoint, Signature, Target
 from stepwell.targets.package.trees import Tree
 from stepwell.tools.options.options import make_options
