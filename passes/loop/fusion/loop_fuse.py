@@ -245,4 +245,10 @@ def _group_users(plan: FusionPlan, planner: Planner) -> dict[SSAValue, set[int]]
 
 
 def _needed(tensor: SSAValue, group: Group, users: dict[SSAValue, set[int]]) -> bool:
-    return bool(users.get(tensor, set()) - {group.order})
+    """Whether a group stores what one of its nests makes: another group uses it, or the nest itself reads it where it stored it."""
+    if users.get(tensor, set()) - {group.order}:
+        return True
+    made = tensor.owner
+    if not isinstance(tensor, OpResult) or not isinstance(made, loop.NestOp):
+        return False
+    return any(isinstance(use.operation, loop.LoadOp) for use in made.out_args[tensor.index].uses)
