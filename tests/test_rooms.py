@@ -77,7 +77,7 @@ ARROWS: dict[str, dict[str, str]] = {
         "rewrite": "extensions ir_parser",
         "reduce": "ir_parser opt worker_pool",
         "explain": "compiled",
-        "explore": "backend explain highlight opt",
+        "explore": "backend explain highlight ir_parser opt worker_pool",
         "check": "backend compiled debug explain interpret opt options",
         "find_fault": "check",
         "fuzz": "check interpret ir_parser opt reduce worker_pool",

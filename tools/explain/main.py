@@ -235,13 +235,19 @@ def explain_module(
 
 def explain_file(path: str, **settings: Any) -> Explanation:
     """The same for a file of IR. Raises StepwellError that names the place of a mistake."""
+    from ..opt.main import read_input
+
+    return explain_text(read_input(path), path, **settings)
+
+
+def explain_text(text: str, path: str, **settings: Any) -> Explanation:
+    """The same for the text of a file of IR."""
     from ...passes.manager.errors import PassError
     from ...passes.manager.verify import InvalidIR, verify_ir
     from ..backend.compile_graph import context
     from ..ir_parser import parse_file
-    from ..opt.main import read_input
 
-    module, _ = parse_file(read_input(path), path, context())
+    module, _ = parse_file(text, path, context())
     try:
         verify_ir(module)
     except InvalidIR as error:

@@ -15,12 +15,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--args", help="arguments of the function, as a Python expression that may use torch and the names of the file")
     parser.add_argument("--json", metavar="FILE", help="write the data (docs/reference/explorer-json.md)")
     parser.add_argument("--html", metavar="FILE", help="write one page that opens without a server")
+    parser.add_argument("--serve", action="store_true", help="serve the page on this machine: it also reruns and runs what is edited")
+    parser.add_argument("--port", type=int, default=0, help="port of --serve (default: a free one)")
     parser.add_argument("--about", metavar="NAME", action="append", default=[], help="print what became of a value or of file.py:12")
     parser.add_argument("--disable-pass", metavar="PASS", action="append", default=[], help="leave a pass out")
     parser.add_argument("--measure", action="store_true", help="run each kernel of the CPU by itself too")
     add_directives(parser)
     given = parser.parse_args(arguments)
     given.options = {**directives(given), "disable_passes": given.disable_pass}
-    if not (given.json or given.html or given.about):
-        parser.error("say what to do: --html FILE, --json FILE or --about NAME")
+    if not (given.json or given.html or given.about or given.serve):
+        parser.error("say what to do: --html FILE, --serve, --json FILE or --about NAME")
+    if given.serve and given.target.endswith(".json"):
+        parser.error("--serve compiles again: give the program, not a .json file")
     return given

@@ -72,23 +72,38 @@ def explore(
     pass did, what was decided and why, and what that costs.
 
     `fn` (a function or module) is run once; where a result needs gradients, the backward graph is compiled too. `machine`: what times are
-    predicted for; measure: each kernel of the CPU also runs by itself. Raises what stepwell.explain raises."""
+    predicted for; measure: each kernel of the CPU also runs by itself. Raises what stepwell.explain raises, errors of ours as they are."""
+    from torch._dynamo.exc import BackendCompilerFailed
+
     from ..explain.main import explain, measured_machine
 
     watcher = Watcher(machine or measured_machine(), measure, fixed=machine is not None)
-    found = explain(fn, *args, options=options, quiet=True, collector=watcher, **kwargs)
+    try:
+        found = explain(fn, *args, options=options, quiet=True, collector=watcher, **kwargs)
+    except BackendCompilerFailed as error:
+        if isinstance(error.inner_exception, StepwellError):
+            raise error.inner_exception from error
+        raise
     return Exploration(document(watcher, found.name, found.eager, _call(options, measure)))
 
 
-def explore_file(
-    path: str, *, options: Mapping[str, Any] | None = None, machine: Machine | None = None, measure: bool = False
+def explore_text(
+    text: str, path: str, *, options: Mapping[str, Any] | None = None, machine: Machine | None = None, measure: bool = False
 ) -> Exploration:
-    """The same for a file of IR at the level nd, loop or mem, from there down. Raises StepwellError that names the place of a mistake."""
-    from ..explain.main import explain_file, measured_machine
+    """The same for IR at the level nd, loop or mem, from there down; `path` names it. Raises StepwellError that names the place of a
+    mistake."""
+    from ..explain.main import explain_text, measured_machine
 
     watcher = Watcher(machine or measured_machine(), measure, fixed=machine is not None)
-    found = explain_file(path, options=options, quiet=True, collector=watcher)
+    found = explain_text(text, path, options=options, quiet=True, collector=watcher)
     return Exploration(document(watcher, found.name, found.eager, _call(options, measure)))
+
+
+def explore_file(path: str, **settings: Any) -> Exploration:
+    """The same for a file. Raises FileError for one that cannot be read."""
+    from ..opt.main import read_input
+
+    return explore_text(read_input(path), path, **settings)
 
 
 def _call(options: Mapping[str, Any] | None, measure: bool) -> dict[str, Any]:
@@ -118,33 +133,62 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     given = parse(arguments)
     try:
-        found = _found(given)
+        again = _compiler(given)
+        found = again(given.options, given.measure)
         if given.json is not None:
             found.write_json(given.json)
         if given.html is not None:
             found.write_html(given.html)
         for name in given.about:
             _print_about(found, name)
+        if given.serve:
+            _serve(found, again, given.port)
         return 0
     except StepwellError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 
 
-def _found(given: Any) -> Exploration:
-    """What the command line asks for."""
+def _compiler(given: Any) -> Callable[[Mapping[str, Any], bool], Exploration]:
+    """What compiles the program of the command line with options, as often as it is asked to."""
+    call = {"target": given.target, **({"args": given.args} if given.args is not None else {})}
+    if given.target.endswith(".json"):
+        return lambda options, measure: read(given.target)
+    if given.target.endswith(".mlir"):
+        from ..opt.main import read_input
+
+        text = read_input(given.target)
+        return lambda options, measure: _called(explore_text(text, given.target, options=options, measure=measure), call)
     from ..explain.main import load_function
 
-    settings = {"options": given.options, "measure": given.measure}
-    if given.target.endswith(".json"):
-        return read(given.target)
-    if given.target.endswith(".mlir"):
-        found = explore_file(given.target, **settings)
-    else:
-        fn, values = load_function(given.target, given.args)
-        found = explore(fn, *values, **settings)
-    found.data["call"].update(target=given.target, **({"args": given.args} if given.args is not None else {}))
+    fn, values = load_function(given.target, given.args)
+
+    def again(options: Mapping[str, Any], measure: bool) -> Exploration:
+        import torch
+
+        torch._dynamo.reset()
+        return _called(explore(fn, *values, options=options, measure=measure), call)
+
+    return again
+
+
+def _called(found: Exploration, call: dict[str, Any]) -> Exploration:
+    """A document that says how the command line names its program."""
+    found.data["call"].update(call)
     return found
+
+
+def _serve(found: Exploration, again: Callable[[Mapping[str, Any], bool], Exploration], port: int) -> None:
+    """Serve the page until the user interrupts."""
+    from .server.http import Server
+    from .server.session import Session
+
+    with Server(Session(found, again), port) as server:
+        print(f"{server.url}\nInterrupt (Ctrl-C) to end.", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print()
 
 
 def _print_about(found: Exploration, name: str) -> None:

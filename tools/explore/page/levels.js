@@ -52,7 +52,7 @@ class LevelsView {
       this.viewers.set(pane.id, viewer);
     }
     const edit = this.app.server && pane.level?.language === "mlir" &&
-      h("button", { type: "button", class: "small", click: () => this.app.edit(pane.id) }, "edit");
+      h("button", { type: "button", class: "small", click: () => this.app.views.run.edit(pane.id) }, "edit");
     return h("section", { class: "pane", "data-pane": pane.id }, h("h2", {}, pane.title, edit), viewer.element);
   }
 

@@ -7,7 +7,8 @@ class App {
     this.data = data;
     this.server = document.querySelector('meta[name="stepwell-token"]').content || null;
     this.views = { levels: new LevelsView(this), passes: new PassesView(this), plan: new PlanView(this), time: new TimeView(this) };
-    this.titles = { levels: "Levels", passes: "Passes", plan: "Why", time: "Time and memory" };
+    this.titles = { levels: "Levels", passes: "Passes", plan: "Why", time: "Time and memory", run: "Rerun and edit" };
+    if (this.server) this.views.run = new RunView(this);
     this.tabs = h("div", { role: "tablist", "aria-label": "Views" }, ...Object.keys(this.views).map((name) => h("button", {
       type: "button", role: "tab", id: `tab-${name}`, "aria-controls": `view-${name}`, click: () => this.open(name), keydown: (event) => this.key(event, name),
     }, this.titles[name])));
@@ -17,7 +18,7 @@ class App {
     this.found = h("ul", { class: "found", hidden: true, "aria-label": "Found" });
     this.main = h("main", {}, ...Object.entries(this.views).map(([name, view]) =>
       h("div", { id: `view-${name}`, role: "tabpanel", "aria-labelledby": `tab-${name}`, class: "view" }, view.element)));
-    const head = h("header", {}, h("h1", {}, `stepwell: ${data.name}`), data.graphs.length > 1 && this.graphs, this.tabs,
+    const head = h("header", {}, h("h1", {}, `stepwell: ${data.name}`), this.graphs, this.tabs,
       h("div", { class: "search" }, this.input, this.found));
     document.getElementById("page").replaceChildren(head, this.main);
     document.addEventListener("keydown", (event) => this.shortcut(event));
@@ -32,7 +33,15 @@ class App {
     this.show(0);
   }
 
+  /** Show another document, of the same program compiled in another way. */
+  replace(data) {
+    this.data = data;
+    this.graphs.replaceChildren(...data.graphs.map((graph, k) => h("option", { value: k }, graph.title)));
+    this.show(Math.min(this.number, data.graphs.length - 1));
+  }
+
   show(number) {
+    this.number = number;
     this.graph = new Graph(this.data, number);
     this.graphs.value = number;
     for (const view of Object.values(this.views)) view.show(this.graph);

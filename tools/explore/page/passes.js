@@ -97,7 +97,7 @@ class PassesView {
 
   head(one) {
     const step = (by) => () => this.choose(this.next(by));
-    const off = this.app.server && h("button", { type: "button", class: "small", click: () => this.app.rerun.add("disable_passes", one.name) }, "switch off");
+    const off = this.app.server && h("button", { type: "button", class: "small", click: () => this.app.views.run.add("disable_passes", one.name) }, "switch off");
     this.what.replaceChildren(
       h("button", { type: "button", class: "small", "aria-label": "previous pass", click: step(-1) }, "‹"),
       h("button", { type: "button", class: "small", "aria-label": "next pass", click: step(1) }, "›"),

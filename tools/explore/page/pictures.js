@@ -40,7 +40,9 @@ class TimeView {
       parts.push(words(214 + Math.max(wide(step.predicted_us), step.measured_us ? wide(step.measured_us) : 0), y + 12,
         timeText(step.predicted_us) + (step.measured_us ? `, measured ${timeText(step.measured_us)}` : "")));
     });
-    return [860, 14 + 34 * steps.length, parts];
+    ["nest", "contraction", "call", ...(steps.some((step) => step.measured_us) ? ["measured"] : [])].forEach((kind, k) => parts.push(
+      h("rect", { x: 208 + 110 * k, y: 12 + 34 * steps.length, width: 10, height: 10, class: KIND_CLASS[kind] ?? "k6" }), words(222 + 110 * k, 21 + 34 * steps.length, kind)));
+    return [860, 32 + 34 * steps.length, parts];
   }
 
   timeline(total) {

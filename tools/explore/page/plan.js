@@ -19,7 +19,6 @@ class PlanView {
     const directives = plan.directives.map((one) => h("li", {}, `${one.text}: ${one.granted ? "granted" : "refused"}, ${one.reason}`));
     this.element.replaceChildren(...[
       h("p", {}, wanted, " ", refused, h("label", { for: "only-refused" }, " only what is not fused")),
-      this.app.server ? this.app.rerun.element : null,
       h("h2", {}, "Joins and refusals, the largest price first"), this.pairs,
       h("h2", {}, "Nests before fusion"), this.nests, gone,
       directives.length > 0 && h("h2", {}, "Directives"), directives.length > 0 && h("ul", {}, ...directives),
@@ -58,8 +57,8 @@ class PlanView {
   overrule(one) {
     const first = one.first, second = one.second.split(", ")[0];
     return one.fused
-      ? h("button", { type: "button", class: "small", click: () => this.app.rerun.add("no_fuse", first) }, "keep apart")
-      : h("button", { type: "button", class: "small", click: () => this.app.rerun.add("fuse", `${first}+${second}`) }, "fuse");
+      ? h("button", { type: "button", class: "small", click: () => this.app.views.run.add("no_fuse", first) }, "keep apart")
+      : h("button", { type: "button", class: "small", click: () => this.app.views.run.add("fuse", `${first}+${second}`) }, "fuse");
   }
 }
 

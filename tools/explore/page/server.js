@@ -1,1 +1,208 @@
-// What only a server can do comes here.
+// What only a server can do: compile again with other options, and run a level that was edited.
+
+const OPTIONS = {
+  disable_passes: { title: "switch off a pass", hint: "loop-fuse", read: (text) => text },
+  no_fuse: { title: "keep apart", hint: "exp, or model.py:12", read: (text) => text },
+  fuse: { title: "fuse", hint: "sum_1+cos", read: (text) => text.split("+").map((name) => name.trim()) },
+  tile: { title: "tile", hint: "add=8,64", read: numbersOf },
+  loop_order: { title: "order of loops", hint: "mul=1,0", read: numbersOf },
+};
+const CHECK_AFTER_MS = 400;
+
+function numbersOf(text) {
+  const found = /^\s*(.+?)\s*=\s*(\d+(?:\s*,\s*\d+)*)\s*$/.exec(text);
+  if (!found) throw new Error(`expected NAME=NUMBER,NUMBER and got '${text}'`);
+  return [found[1], found[2].split(",").map(Number)];
+}
+
+class RunView {
+  constructor(app) {
+    this.app = app;
+    this.first = app.data;
+    this.wanted = [];  // [option, text]
+    this.chips = h("ul", { class: "chips", "aria-label": "What is overruled" });
+    this.kind = h("select", { "aria-label": "What to overrule", change: () => { this.text.placeholder = OPTIONS[this.kind.value].hint; } },
+      ...Object.entries(OPTIONS).map(([name, one]) => h("option", { value: name }, one.title)));
+    this.text = h("input", { "aria-label": "Of what", placeholder: OPTIONS.disable_passes.hint,
+      keydown: (event) => { if (event.key === "Enter") this.take(); } });
+    this.measure = h("input", { type: "checkbox", id: "measure" });
+    this.measure.checked = Boolean(app.data.call.measure);
+    this.button = h("button", { type: "button", click: () => this.rerun() }, "Compile again");
+    this.said = h("div", { class: "said", "aria-live": "polite" });
+    this.level = h("select", { "aria-label": "Level to edit", change: () => this.edit(this.level.value) });
+    this.area = h("textarea", { class: "code", spellcheck: "false", wrap: "off", "aria-label": "Text of the level",
+      input: () => this.soon(), scroll: () => this.place() });
+    this.mark = h("div", { class: "mistake", hidden: true, role: "alert" });
+    this.result = h("div", { class: "said", "aria-live": "polite" });
+    this.element = h("div", { class: "run" },
+      h("h2", {}, "Compile again"), h("p", {}, this.kind, " ", this.text, " ", h("button", { type: "button", click: () => this.take() }, "Add")),
+      this.chips, h("p", {}, this.measure, h("label", { for: "measure" }, " run each kernel by itself too "), this.button), this.said,
+      h("h2", {}, "Edit a level, and run it"),
+      h("p", {}, this.level, " ", h("button", { type: "button", click: () => this.run() }, "Run"), " ",
+        h("button", { type: "button", click: () => this.lower() }, "Compile from here"), " ",
+        h("button", { type: "button", click: () => this.edit(this.level.value) }, "As it was")),
+      h("div", { class: "editor" }, this.area, this.mark), this.result);
+  }
+
+  show() {
+    this.editing = Math.min(this.app.number, this.first.graphs.length - 1);
+    const levels = this.first.graphs[this.editing]?.levels.filter((level) => level.language === "mlir").map((level) => level.name) ?? [];
+    this.level.replaceChildren(...levels.map((name) => h("option", { value: name }, name)));
+    this.fill(levels.includes("loop") ? "loop" : levels[0]);
+  }
+
+  // ---- compile again
+
+  add(option, text) {
+    this.app.open("run");
+    if (!this.wanted.some(([o, t]) => o === option && t === text)) this.wanted.push([option, text]);
+    this.draw();
+    this.button.focus();
+  }
+
+  take() {
+    if (!this.text.value.trim()) return;
+    this.add(this.kind.value, this.text.value.trim());
+    this.text.value = "";
+  }
+
+  draw() {
+    this.chips.replaceChildren(...this.wanted.map((one) => h("li", {}, `${OPTIONS[one[0]].title}: ${one[1]} `, h("button", {
+      type: "button", class: "small", "aria-label": `take back ${one[1]}`, click: () => { this.wanted = this.wanted.filter((other) => other !== one); this.draw(); },
+    }, "×"))));
+  }
+
+  options() {
+    const found = { disable_passes: [], no_fuse: [], fuse: [], tile: {}, loop_order: {} };
+    for (const [option, text] of this.wanted) {
+      const value = OPTIONS[option].read(text);
+      if (Array.isArray(found[option])) found[option].push(value);
+      else found[option][value[0]] = value[1];
+    }
+    return found;
+  }
+
+  async rerun() {
+    await this.asking(this.said, async () => {
+      const found = await this.ask("rerun", { options: this.options(), measure: this.measure.checked });
+      this.app.replace(found.document);
+      this.said.replaceChildren(this.compared(found), this.back());
+    });
+  }
+
+  compared({ comparison, runs }) {
+    const both = ([a, b], text) => `${text(a)} → ${text(b)}`;
+    const rows = comparison.map((one, k) => [one.title, both(one.steps, String), both(one.bytes, bytesText), both(one.peak, bytesText), both(one.predicted_us, timeText),
+      one.measured_us[0] && one.measured_us[1] ? both(one.measured_us, timeText) : "", runs[k]?.us ? both([runs[k].base_us, runs[k].us], timeText) : "", this.same(runs[k])]);
+    const steps = comparison.flatMap((one) => [one.only_before.length && `gone: ${one.only_before.join(", ")}`, one.only_after.length && `new: ${one.only_after.join(", ")}`]).filter(Boolean);
+    return h("div", {}, h("div", { class: "table" }, table(["graph", "steps", "bytes", "peak", "predicted", "kernels measured", "a call", "results"], rows, [])),
+      ...steps.map((text) => h("p", {}, text)));
+  }
+
+  same(run) {
+    if (!run) return "";
+    if (run.errors) return run.errors.map((one) => one.message).join("; ");
+    const other = run.results.filter((one) => one.difference);
+    return other.length ? other.map((one) => `${one.name}: ${one.difference}`).join("; ") : "the same";
+  }
+
+  back() {
+    return h("p", {}, "All views show the new compilation. ", h("button", { type: "button", class: "small", click: () => {
+      this.app.replace(this.first);
+      this.said.replaceChildren();
+    } }, "show the first one"));
+  }
+
+  // ---- edit
+
+  edit(level) {
+    this.app.open("run");
+    this.fill(level);
+    this.area.focus();
+  }
+
+  fill(level) {
+    const found = this.first.graphs[this.editing]?.levels.find((one) => one.name === level);
+    this.area.value = found ? this.first.texts[found.text] : "";
+    this.level.value = level;
+    this.result.replaceChildren();
+    this.mistake(null);
+  }
+
+  given() {
+    return { graph: this.editing, level: this.level.value, text: this.area.value };
+  }
+
+  soon() {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.asking(this.result, async () => {
+      this.mistake((await this.ask("check", this.given())).errors[0]);
+    }, ""), CHECK_AFTER_MS);
+  }
+
+  /** Show a mistake at its line. */
+  mistake(one) {
+    this.wrong = one ?? null;
+    this.mark.hidden = !one;
+    if (!one) return;
+    this.mark.textContent = (one.line ? `line ${one.line}: ` : "") + one.message;
+    const top = (one.line - 1) * LINE_PIXELS;
+    if (one.line && (top < this.area.scrollTop || top > this.area.scrollTop + this.area.clientHeight - 3 * LINE_PIXELS)) this.area.scrollTop = Math.max(0, top - 90);
+    this.place();
+  }
+
+  place() {
+    if (!this.wrong) return;
+    const top = this.wrong.line * LINE_PIXELS + 6 - this.area.scrollTop;
+    this.mark.style.top = `${Math.max(0, Math.min(top, this.area.clientHeight - 24))}px`;
+  }
+
+  async run() {
+    await this.asking(this.result, async () => {
+      const found = await this.ask("run", this.given());
+      this.mistake(found.errors?.[0]);
+      if (found.errors) return;
+      const times = found.us ? `${timeText(found.us)} a call, ${timeText(found.base_us)} as it was.` : "";
+      const file = URL.createObjectURL(new Blob([found.text], { type: "text/plain" }));
+      this.result.replaceChildren(
+        h("ul", {}, ...found.results.map((one) => h("li", {}, `${one.name}: ${one.difference || "the same"}`))), h("p", {}, times),
+        h("p", {}, h("a", { href: file, download: found.file }, found.file), ", to be run with ", h("span", { class: "code" }, found.command)));
+    });
+  }
+
+  async lower() {
+    await this.asking(this.result, async () => {
+      const found = await this.ask("lower", { ...this.given(), measure: this.measure.checked });
+      this.mistake(null);
+      const { graph, level, text } = this.given();
+      this.app.replace(found.document);
+      this.editing = graph;
+      this.level.value = level;
+      this.area.value = text;
+      this.result.replaceChildren(this.back());
+    });
+  }
+
+  // ---- the server
+
+  async asking(where, what, waiting = "Working …") {
+    if (waiting) where.replaceChildren(h("p", {}, waiting));
+    this.element.setAttribute("aria-busy", "true");
+    try {
+      await what();
+      if (where.textContent === waiting) where.replaceChildren();
+    } catch (error) {
+      where.replaceChildren(h("p", { class: "failed" }, error.message));
+    }
+    this.element.removeAttribute("aria-busy");
+  }
+
+  async ask(name, given) {
+    const answer = await fetch(`/api/${name}`, {
+      method: "POST", headers: { "Content-Type": "application/json", "X-Stepwell-Token": this.app.server }, body: JSON.stringify(given),
+    });
+    const found = await answer.json();
+    if (!answer.ok) throw new Error(found.error);
+    return found;
+  }
+}
