@@ -525,7 +525,8 @@ class IndexPutOp(NdOp):
 @irdl_op_definition
 class MatmulOp(NdOp):
     """Batched matrix product: [B..., M, K] x [B..., K, N] -> [B..., M, N] (equal batch sizes; no broadcasting). f16 and bf16 accumulate
-    in f32. `schedule` as in nd.extern."""
+    in f32. On a CPU operands may be of types whose values the type of the sums has, all of them: bytes, halves beside f32. `schedule` as in
+    nd.extern."""
 
     name = "nd.matmul"
     SYNTAX: ClassVar = {"schedule": "str"}

@@ -2,7 +2,8 @@
 
 The operators of `quantized_decomposed` are how torch and torchao write quantised models (pt2e) in graphs: integers, with scales and zero
 points as numbers or tensors of their own. What each computes is said by its implementation, torch/ao/quantization/fx/_decomposed.py.
-Those of ATen (`fake_quantize_...`) are for training such models: floats, rounded to what the integers can say."""
+Those of ATen are for training such models (`fake_quantize_...`: floats, rounded to what the integers can say), and products with weights of
+bytes, which read these as they are (passes/nd/quantised)."""
 
 from __future__ import annotations
 
@@ -174,11 +175,17 @@ def _fake_quantize_per_channel(x: Tensor, scales: Tensor, zero_points: Tensor, a
     return _fake_quantize(x, _along(x, scales, axis), _along(x, zero_points, axis), low, high)
 
 
+def _product_with_bytes(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    """x times the transpose of a weight of bytes, with a scale for each of its rows."""
+    return torch.mm(x, (weight.to(x.dtype) * scales.to(x.dtype).unsqueeze(1)).t())
+
+
 _FUNCTIONS: dict[str, dict[str, Callable[..., Any]]] = {
     "aten": {
         "fake_quantize_per_tensor_affine_cachemask": _fake_quantize,
         "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": _fake_quantize_where_enabled,
         "fake_quantize_per_channel_affine_cachemask": _fake_quantize_per_channel,
+        "_weight_int8pack_mm": _product_with_bytes,
     },
     "quantized_decomposed": {
         "quantize_per_tensor": _quantize_per_tensor,

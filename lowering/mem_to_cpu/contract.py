@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import StringAttr, bf16, f16, f32, f64, i64
+from xdsl.dialects.builtin import StringAttr, bf16, f16, f32, f64, i8, i32, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import cpu, host, loop, mem
-from ...dialects.cpu.gemm import GemmOp
+from ...dialects.cpu.gemm import FACTORS, GemmOp
 from ...dialects.expr import (
     ONE,
     ZERO,
@@ -31,13 +31,15 @@ from ...dialects.expr import (
 from ...dialects.expr.ranges import Range, RangeEnv
 from ...dialects.nd.base import IntsAttr
 from ...dialects.nd.call_args import Arg, Call, CallAttr
-from ...dialects.nd.types import element_bytes
+from ...dialects.nd.types import element_bytes, ui8
 from ...dialects.support.replace import replace_op
 from ...passes.manager.errors import PassError
 from ..nest.indices import Indices
 from .builder import Builder
 
-DTYPES: dict[Attribute, str] = {f32: "f32", bf16: "bf16", f16: "f16", f64: "f64"}
+DTYPES: dict[Attribute, str] = {f32: "f32", bf16: "bf16", f16: "f16", f64: "f64", i8: "i8", ui8: "u8", i32: "i32"}
+SUMS: dict[str, tuple[str, ...]] = {"f64": ("f64",), "i8": ("i32",), "u8": ("i32",)}
+"""Type of the left factor -> the types that the product may have, where those are not the other floats."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,12 @@ class Product:
     bias: Matrix | None = None
     accumulate: bool = False
     """C keeps what it holds, and the product is added to it."""
+
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the factors are bytes, or of two types: the library has no such product."""
+        return self.a.dtype != self.b.dtype or self.a.dtype in (i8, ui8)
 
 
 def strides_of(buffer: SSAValue, m: IndexMap, rank: int) -> list[Expr] | None:
@@ -194,7 +202,7 @@ def transposed(p: Product) -> tuple[bool, bool] | None:
     dtype, out = DTYPES.get(p.a.dtype), DTYPES.get(p.c.dtype)
     if trans_a is None or trans_b is None or _transposed(p.c, p.m, p.n) is None or dtype is None or out is None:
         return None
-    if p.b.dtype != p.a.dtype or (dtype == "f64") != (out == "f64"):
+    if DTYPES.get(p.b.dtype) not in FACTORS.get(dtype, ()) or out not in SUMS.get(dtype, ("f32", "bf16", "f16")):
         return None
     if p.bias is not None and (p.bias.column is not ONE or p.bias.row is not ZERO or p.bias.dtype != p.a.dtype):
         return None
@@ -217,7 +225,8 @@ class ContractLowering:
         assert block is not None
         asked = op.schedule.data if isinstance(op.schedule, StringAttr) else ""
         launch = None
-        if product_ is not None and asked != "library" and not (self.library and asked != "gemm"):
+        own = asked != "library" and not (self.library and asked != "gemm")
+        if product_ is not None and (own or product_.is_narrow):
             launch = self._generated(merge_batch(product_))
         replace_op(op, *(launch or self._library(op)))
 
@@ -225,13 +234,14 @@ class ContractLowering:
 
     def _generated(self, p: Product) -> list[Operation] | None:
         p = row_major(p)
-        layout, dtype, out = transposed(p), DTYPES.get(p.a.dtype), DTYPES.get(p.c.dtype)
-        if layout is None or dtype is None or out is None:
+        layout, dtype, rhs, out = transposed(p), *(DTYPES.get(x.dtype) for x in (p.a, p.b, p.c))
+        if layout is None or dtype is None or rhs is None or out is None:
             return None
         if p.accumulate and out not in ("f32", "f64"):
             return None  # the sums are not of the type of C
         trans_a, trans_b = layout
-        name = self._function(dtype, out, trans_a, trans_b, p.bias is not None, p.accumulate)
+        kind = GemmOp.make("", dtype, out, trans_a, trans_b, p.bias is not None, p.accumulate, rhs)
+        name = self._function(kind)
         matrices = (p.a, p.b, p.c) if p.bias is None else (p.a, p.b, p.c, p.bias)
         key = (name, p.batch, p.m, p.n, p.k, *((x.batch, x.row, x.column, x.start) for x in matrices))
         kernel = self.kernels.get(key)
@@ -242,12 +252,16 @@ class ContractLowering:
         traffic = sum((element_bytes(x.dtype) * n for x, n in ((p.a, p.m * p.k), (p.b, p.k * p.n), (p.c, p.m * p.n))), ZERO)
         return [host.LaunchOp.make(kernel, [x.buffer for x in matrices], symbols, bytes=traffic * product(p.batch))]
 
-    def _function(self, dtype: str, out: str, trans_a: bool, trans_b: bool, bias: bool, accumulate: bool) -> str:
-        name = f"gemm_{dtype}{'_' + out if out != dtype else ''}_{'t' if trans_a else 'n'}{'t' if trans_b else 'n'}"
-        name += ("_bias" if bias else "") + ("_add" if accumulate else "")
+    def _function(self, kind: GemmOp) -> str:
+        """The name of the function of that kind, declared once."""
+        dtype, out = kind.dtype.data, kind.out.data
+        name = f"gemm_{dtype}{'_' + out if out != dtype else ''}{'_by_' + kind.rhs.data if kind.rhs is not None else ''}"
+        name += f"_{'t' if kind.trans_a is not None else 'n'}{'t' if kind.trans_b is not None else 'n'}"
+        name += ("_bias" if kind.bias is not None else "") + ("_add" if kind.accumulate is not None else "")
         if name not in self.functions:
             self.functions[name] = name
-            self.add_symbol(GemmOp.make(name, dtype, out, trans_a, trans_b, bias, accumulate))
+            kind.properties["sym_name"] = StringAttr(name)
+            self.add_symbol(kind)
         return name
 
     # ---- library

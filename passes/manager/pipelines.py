@@ -23,6 +23,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {
         "nd": (
             "nd-canonicalize", "nd-attention", "attention-select", "nd-sink-cat{merged}", "nd-convolution-products", "nd-stack-products",
+            "nd-narrow-factors",
             "nd-small-products", "nd-small-convolutions", "nd-split-reductions",
         ),
         "loop": (

@@ -48,6 +48,7 @@ OURS: dict[str, str] = {
     "nd-stack-products": "passes.nd.products.nd_stack_products:NdStackProducts",
     "nd-convolution-products": "passes.nd.convolutions.nd_convolution_products:NdConvolutionProducts",
     "nd-small-convolutions": "passes.nd.products.nd_small_convolutions:NdSmallConvolutions",
+    "nd-narrow-factors": "passes.nd.quantised.nd_narrow_factors:NdNarrowFactors",
     "nd-small-products": "passes.nd.products.nd_small_products:NdSmallProducts",
     "nd-sink-cat": "passes.nd.nd_sink_cat:NdSinkCat",
     "nd-split-reductions": "passes.nd.nd_split_reductions:NdSplitReductions",

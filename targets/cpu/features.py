@@ -25,7 +25,7 @@ class Target:
     vector_bits: int
     """Width of a vector register."""
     flags: frozenset[str]
-    """Of avx2, avx512, avx512dq, avx512bw, avx512bf16, f16c, fma, sse41, neon: those that are there."""
+    """Of avx2, avx512, avx512dq, avx512bw, avx512bf16, avx512vnni, f16c, fma, sse41, neon: those that are there."""
     vector_library: bool = True
     """Whether code may call the vector functions that torch brings."""
 
@@ -54,6 +54,7 @@ _FLAG_FEATURES = {
     "avx512dq": ("avx512dq",),
     "avx512bw": ("avx512bw",),
     "avx512bf16": ("avx512bf16",),
+    "avx512vnni": ("avx512vnni",),
     "f16c": ("f16c",),
     "fma": ("fma",),
     "sse41": ("sse4.1",),

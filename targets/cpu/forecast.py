@@ -11,9 +11,12 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue
 
 from ...dialects import nd
+from ...dialects.cpu.gemm import BYTES, FACTORS
+from ...dialects.nd.pointwise import OPS, CastOp
 from ...dialects.nd.types import tensor_type
 from ...lowering.mem_to_cpu.contract import DTYPES
 from ...passes.analysis.symbols import DEFAULT_SIZE
+from ...passes.nd.quantised.affine_factors import BYTES as BYTE_TYPES
 from .features import target
 from .gemm.choice import prefer_own_gemm
 from .gemm.spec import GemmSpec, isa_for
@@ -40,9 +43,28 @@ def expected_products(module: ModuleOp) -> list[str]:
             if sizes[1] == 1 and sizes[0] != 1:  # computed as a row, see `row_major`
                 sizes = [1, sizes[0], sizes[2]]
                 layout = False, not layout[0]
-            if prefer_own_gemm(sizes[0], sizes[1], sizes[2], dtype, *layout):
+            narrow = _narrow_type(rhs) if dtype in FACTORS else ""
+            if narrow in FACTORS.get(dtype, ())[1:]:
+                a = _narrow_type(lhs)
+                kind = a if narrow in FACTORS.get(a, ()) else dtype
+                found[GemmSpec(kind, _sums(kind), *layout, isa=isa, b=narrow).shared_symbol] = None
+            elif prefer_own_gemm(sizes[0], sizes[1], sizes[2], dtype, *layout):
                 found[GemmSpec(dtype, trans_a=layout[0], trans_b=layout[1], isa=isa).shared_symbol] = None
     return list(found)
+
+
+def _sums(dtype: str) -> str:
+    """The type of a product that is scaled when it is made."""
+    return "i32" if dtype in BYTES else "f32"
+
+
+def _narrow_type(value: SSAValue) -> str:
+    """The type of the numbers that a factor is scaled, or cast, from, as `affine_factor` will find it; "" for a factor that is stored."""
+    while isinstance(op := value.owner, (nd.ViewOp, CastOp, OPS["mul"], OPS["sub"])) and op.operands:
+        value = op.operands[0]
+        if isinstance(op, CastOp) and tensor_type(value).element_type in BYTE_TYPES:
+            return DTYPES[tensor_type(value).element_type]
+    return ""
 
 
 def _is_transposed(value: SSAValue) -> bool:

@@ -20,11 +20,11 @@ from .attention.spec import AttentionSpec
 from .cache import shared_object
 from .gemm.spec import ISAS, GemmSpec
 
-_TYPES = "f32|bf16|f16|f64"
+_TYPES = "f32|bf16|f16|f64|i8|u8|i32"
 _ISAS = "|".join(sorted(ISAS, key=len, reverse=True))
 _GEMM = re.compile(
     rf"stepwell_gemm_(?P<dtype>{_TYPES})_(?P<a>[nt])(?P<b>[nt])_(?P<isa>{_ISAS})"
-    rf"(?:_to_(?P<out>{_TYPES}))?(?:_bias_(?P<bias>{_TYPES}))?(?P<add>_add)?(?P<tile>_tile)?_shared"
+    rf"(?:_by_(?P<by>{_TYPES}))?(?:_to_(?P<out>{_TYPES}))?(?:_bias_(?P<bias>{_TYPES}))?(?P<add>_add)?(?P<tile>_tile)?_shared"
 )
 _ATTENTION = re.compile(rf"stepwell_attention_(?P<dtype>{_TYPES})_(?P<isa>{_ISAS})_shared")
 
@@ -45,6 +45,7 @@ def spec_of(symbol: str) -> GemmSpec | AttentionSpec | None:
             accumulate=found["add"] is not None,
             bias=found["bias"] or "",
             tile=found["tile"] is not None,
+            b=found["by"] or "",
         )
     found = _ATTENTION.fullmatch(symbol)
     return AttentionSpec(found["dtype"], found["isa"]) if found is not None else None

@@ -22,7 +22,7 @@ from ...dialects.loop.batch import BatchOp
 from ...dialects.nd.base import prop
 from ...dialects.nd.call_args import KERNEL_CALL, Arg, Enum, Obj
 from ...dialects.nd.pointwise import OPS, BitcastOp, CastOp, CmpOp, FmaOp, MapOp, SelectOp
-from ...dialects.nd.types import LayoutAttr, TensorType
+from ...dialects.nd.types import LayoutAttr, TensorType, tensor_type
 from ...dialects.support.special import ORTHOGONAL_POLYNOMIALS
 from ...lowering.fx.philox import random_numbers
 from ...lowering.fx_to_nd.core.metadata import TORCH_DTYPES
@@ -494,7 +494,8 @@ def _index_put(
 
 @_on(nd.MatmulOp)
 def _matmul(run: NdInterpreter, op: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return (_wide(a) @ _wide(b)).to(a.dtype)
+    dtype = TORCH_DTYPES[tensor_type(op.result).element_type]
+    return (_wide(a.to(dtype)) @ _wide(b.to(dtype))).to(dtype)
 
 
 @_on(nd.ConvOp)

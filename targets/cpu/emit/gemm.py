@@ -16,7 +16,8 @@ def emit_gemm(unit: ModuleText, op: GemmOp) -> None:
     name = op.sym_name.data
     isa = isa_for(unit.target).name
     trans_a, trans_b, accumulate = (flag in op.properties for flag in ("trans_a", "trans_b", "accumulate"))
-    spec = GemmSpec(op.dtype.data, op.out.data, trans_a, trans_b, accumulate=accumulate, isa=isa)
+    rhs = op.rhs.data if op.rhs is not None else ""
+    spec = GemmSpec(op.dtype.data, op.out.data, trans_a, trans_b, accumulate=accumulate, isa=isa, b=rhs)
     shared = unit.declare(spec.shared_symbol, "void", _TYPES)
     bias = "ptr %bias" if op.bias is not None else "ptr null"
     pointers = "ptr %a, ptr %b, ptr %c"

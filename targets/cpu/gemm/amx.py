@@ -164,13 +164,13 @@ def _turned_strip(shape: Shape, name: str, zeros: str) -> str:
             line = f.at(edge, f.mul(pair.i, 64))
             first = str(f.pick(f.both(has_first, whole), row, f"@{zeros}", "ptr"))
             second = str(f.pick(f.both(has_second, whole), f.at(row, "%ld"), f"@{zeros}", "ptr"))
-            f.store("<16 x i32>", load_across(f, shape, first, second, TILE_ROWS), line)
+            f.store("<16 x i32>", load_across(f, shape, "bf16", (first, second), TILE_ROWS), line)
             with f.when(f.let(f"xor i1 {whole}, true", "t")):
                 with f.loop(0, f.sub("%mr", group.i)) as i:
                     offset = f.mul(i.i, 2)
                     first = str(f.pick(has_first, f.at(row, offset), f"@{zeros}", "ptr"))
                     second = str(f.pick(has_second, f.at(f.at(row, "%ld"), offset), f"@{zeros}", "ptr"))
-                    f.store("i32", load_across(f, shape, first, second, 1), f.at(line, f.mul(i.i, 4)))
+                    f.store("i32", load_across(f, shape, "bf16", (first, second), 1), f.at(line, f.mul(i.i, 4)))
         out = f.at(f.at("%dst", f.mul(group.i, "%dst_ld")), f.mul(k.i, 2))
         _transpose(f, "i32", edge, 64, out, "%dst_ld", 0)
     return f.text()

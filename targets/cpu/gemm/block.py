@@ -22,7 +22,7 @@ from ....passes.cost.machine.prices import prices
 from .convert import convert_rows
 from .ir import Function, Value
 from .kernels import KERNEL_TYPES, dot_kernel, tile_kernel, vector_kernel
-from .pack import pack_a_rows, pack_b_columns, pack_rows
+from .pack import column_sums, pack_a_rows, pack_b_columns, pack_rows
 from .spec import ELEMENT_BYTES, LLVM_TYPE, GemmSpec, Shape
 
 BLOCK_ARGS = (
@@ -75,21 +75,31 @@ class BlockPlan:
         self.units_max = (BLOCKS.transposed_units if spec.trans_a else BLOCKS.units) * 4 // shape.acc_bytes
         self.group = 8 * isa.rows
         self.direct = spec.c_type == spec.acc and not spec.tile
-        dot = isa.masks and (shape.element >= 4 or isa.masks16) and not spec.trans_a
+        dot = isa.masks and (min(shape.element, shape.b_element) >= 4 or isa.masks16) and not spec.trans_a
         self.special = ("dot" if dot else "") if spec.trans_b else "vector"
-        self.in_place_b = not spec.trans_b and spec.dtype == spec.acc
+        self.in_place_b = not spec.trans_b and spec.dtype == spec.b_type == spec.acc
         """Rows of a transposed A that are packed together."""
         self.narrow = [v for v in (isa.vectors // 4, isa.vectors // 2) if v]
         """Widths, in vectors, of the tiles for the last columns; always of full height, through a tile on the stack."""
         self.bias_bytes = BLOCKS.vector_columns * shape.acc_bytes
         self.a_row_bytes = self.units_max * shape.packed_bytes + 64
         self.a_bytes = self.a_row_bytes * (self.group if spec.trans_a else isa.rows)
+        if self.special == "dot":
+            rows = max(rows for rows, _ in self.dot_tiles())
+            self.a_bytes = max(self.a_bytes, rows * (BLOCKS.dot_depth * shape.packed_bytes + 2 * isa.vector_bytes))
         panel = self.units_max * shape.width * shape.packed_bytes
         self.b_bytes = max(isa.cache_block, panel)
+        if shape.is_shifted:
+            self.b_bytes += BLOCKS.columns * shape.packed_bytes
         self.tile_bytes = 0 if self.direct else TILE_BYTES
         self.offsets = {"bias": 0, "a": self.bias_bytes, "b": self.bias_bytes + self.a_bytes}
         self.offsets["tile"] = self.offsets["b"] + self.b_bytes
         self.scratch_bytes = self.offsets["tile"] + self.tile_bytes + 256
+
+    @property
+    def packs_rows(self) -> bool:
+        """Rows of A are packed: to be converted, for their last unit, or because they lie far apart."""
+        return self.special == "dot" or self.shape.converts or self.shape.k_unit > 1
 
     def tile_rows(self) -> list[int]:
         """Rows of the next register tile by rows left."""
@@ -100,8 +110,8 @@ class BlockPlan:
     def dot_tiles(self) -> list[tuple[int, int]]:
         """Rows and columns of the next dot-product tile by rows left."""
         if self.shape.isa.vector_bytes == 64:
-            one, four, eight = (1, 8), (4, 6), (8, 3)
-            return [one, one, four, four, four, eight, eight, eight, eight, eight]
+            one, four, eight = (1, 8), (4, 4 if self.shape.is_shifted else 6), (8, 3)
+            return [one, one, (2, 8), four, four, eight, eight, eight, eight, eight]
         one, four = (1, 4), (4, 3)
         return [one, one, four, four, four, four, four, four, four, four]
 
@@ -129,10 +139,12 @@ def block_functions(plan: BlockPlan, symbol: str) -> list[str]:
     if spec.trans_b:
         out.append(pack_b_columns(shape, f"{symbol}_pack_b"))
     else:
-        out.append(pack_rows(shape, f"{symbol}_pack_b", f"{symbol}_zeros", shape.width))
+        out.append(pack_rows(shape, f"{symbol}_pack_b", f"{symbol}_zeros", shape.width, spec.b_type))
+    if shape.is_shifted:
+        out.append(column_sums(shape, f"{symbol}_column_sums", shape.width))
     if spec.trans_a:
-        out.append(pack_rows(shape, f"{symbol}_pack_a", f"{symbol}_zeros", plan.group))
-    elif shape.converts or shape.pairs:
+        out.append(pack_rows(shape, f"{symbol}_pack_a", f"{symbol}_zeros", plan.group, spec.dtype, shape.is_shifted))
+    elif plan.packs_rows:
         out.append(pack_a_rows(shape, f"{symbol}_pack_a"))
     moves = {(spec.bias_type, spec.acc), (spec.acc, spec.acc)}
     if not plan.direct and not spec.tile:
@@ -162,7 +174,7 @@ class _Block:
 
     def text(self) -> str:
         f, plan, shape = self.f, self.plan, self.shape
-        self.lda, self.ldb = f.mul("%lda", shape.element), f.mul("%ldb", shape.element)
+        self.lda, self.ldb = f.mul("%lda", shape.element), f.mul("%ldb", shape.b_element)
         self.ldc = f.mul("%ldc", ELEMENT_BYTES[self.spec.c_type])
         self.bias_row, self.a_pack, self.b_pack, self.tile = (
             f.at("%scratch", plan.offsets[name]) for name in ("bias", "a", "b", "tile")
@@ -224,7 +236,9 @@ class _Block:
         self.kc_max, self.nc_max = f.mul(per_block, shape.k_unit), nc
         if plan.special:
             if plan.special == "dot":
-                blocks = f.max(f.ceil_div("%depth", BLOCKS.dot_depth), 1)
+                rows = self._load_entry("dot_rows", self.m)
+                deepest = f.div(BLOCKS.dot_depth * shape.k_unit * max(r for r, _ in plan.dot_tiles()), rows)
+                blocks = f.max(f.ceil_div("%depth", deepest), 1)
                 kc, nc = f.max(f.round_up(f.ceil_div("%depth", blocks), 64), 64), BLOCKS.dot_columns
             else:
                 kc, nc = f.max("%depth", 1), BLOCKS.vector_columns
@@ -255,12 +269,12 @@ class _Block:
     def _b_at(self, column: Value) -> str:
         """B at (pc, column)."""
         f = self.f
-        k, n = (self.shape.element, self.ldb) if self.spec.trans_b else (self.ldb, self.shape.element)
+        k, n = (self.shape.b_element, self.ldb) if self.spec.trans_b else (self.ldb, self.shape.b_element)
         return f.at(f.at("%b", f.mul(self.pc, k)), f.mul(column, n))
 
     def _panel(self, j: Value) -> str:
         f, shape = self.f, self.shape
-        size = f.mul(self.units, shape.packed_bytes)
+        size = f.mul(f.add(self.units, 1 if shape.is_shifted else 0), shape.packed_bytes)
         return f.at(self.b_pack, f.mul(j, size))
 
     def _pack_b(self) -> None:
@@ -272,6 +286,14 @@ class _Block:
                 source = self._b_at(f.add(self.jc, j.i))
                 args = f"ptr {source}, i64 {self.ldb}, i64 {self.kc}, i64 {nr}, ptr {self._panel(j.i)}"
                 f.do(f"call void @{self.symbol}_pack_b({args})")
+                if shape.is_shifted:
+                    f.do(f"call void @{self.symbol}_column_sums(ptr {self._panel(j.i)}, i64 {self.units})")
+
+    def _load_entry(self, table: str, rows: Value) -> str:
+        """What a table has for so many rows."""
+        f = self.f
+        index = f.min(rows, TABLE_ENTRIES - 1)
+        return f.load("i64", f.at(f"@{self.symbol}_{table}", f.mul(index, 8)), 8)
 
     def _table(self, what: str, ty: str, index: Value) -> str:
         f, plan = self.f, self.plan
@@ -348,19 +370,24 @@ class _Block:
                 return pack, shape.packed_bytes, plan.group * shape.packed_bytes
             step = f.pick(self.special, self.lda, plan.group * shape.packed_bytes)
             return str(f.pick(self.special, source, pack, "ptr")), shape.packed_bytes, step
-        if not (shape.converts or shape.pairs):
+        if not plan.packs_rows:
             return source, self.lda, shape.element
-        use_pack = self.not_special
-        if shape.pairs:
-            use_pack = f.both(use_pack, f.let(f"trunc i64 {self.kc} to i1", "t"))
-        with f.when(use_pack):
-            args = f"ptr {source}, i64 {self.lda}, i64 {mr}, i64 {self.kc}, ptr {self.a_pack}, i64 {plan.a_row_bytes}"
+        if shape.converts or shape.is_shifted:
+            use_pack = "true"
+        elif shape.k_unit > 1:
+            use_pack = f.cmp("ne", f.let(f"and i64 {self.kc}, {shape.k_unit - 1}"), 0)
+        else:
+            use_pack = "false"
+        use_pack = f.pick(self.special, "true" if plan.special == "dot" else "false", use_pack, "i1")
+        row_bytes = f.add(f.round_up(f.mul(self.kc, shape.packed_bytes // shape.k_unit), 64), 64)
+        with f.when(str(use_pack)):
+            args = f"ptr {source}, i64 {self.lda}, i64 {mr}, i64 {self.kc}, ptr {self.a_pack}, i64 {row_bytes}"
             f.do(f"call void @{self.symbol}_pack_a({args})")
         step = f.pick(self.special, shape.element, shape.element * shape.k_unit)
         return (
-            str(f.pick(use_pack, self.a_pack, source, "ptr")),
-            f.pick(use_pack, plan.a_row_bytes, self.lda),
-            f.pick(use_pack, shape.packed_bytes, step),
+            str(f.pick(str(use_pack), self.a_pack, source, "ptr")),
+            f.pick(str(use_pack), row_bytes, self.lda),
+            f.pick(str(use_pack), shape.packed_bytes, step),
         )
 
     def _b_for_kernel(self, j: Value, whole: str) -> tuple[str, Value]:

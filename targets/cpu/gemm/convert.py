@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from ..half_bits import Words, bf16_to_float, float_to_bf16, float_to_half, half_to_float
 from .ir import Function
-from .spec import ELEMENT_BYTES, LLVM_TYPE, Isa
+from .spec import BYTES, ELEMENT_BYTES, LLVM_TYPE, Isa
 
 
 def vector(lanes: int, ty: str) -> str:
@@ -20,15 +20,32 @@ def words(f: Function, lanes: int) -> Words:
 
 def load_as(f: Function, isa: Isa, dtype: str, acc: str, pointer: str, lanes: int) -> str:
     """Load `lanes` elements of `dtype` from `pointer` as values of the accumulator type `acc`."""
-    value = widen(f, isa, dtype, pointer, lanes)
+    value = widen(f, isa, dtype, pointer, lanes, acc)
     if acc == "f64" and dtype != "f64":
         return f.let(f"fpext {vector(lanes, 'float')} {value} to {vector(lanes, 'double')}")
     return value
 
 
-def widen(f: Function, isa: Isa, dtype: str, pointer: str, lanes: int) -> str:
-    if dtype in ("f32", "f64"):
+def from_bytes(f: Function, dtype: str, acc: str, value: str, lanes: int) -> str:
+    """Bytes as i32 or f32."""
+    extend = "sext" if dtype == "i8" else "zext"
+    word = f.let(f"{extend} {vector(lanes, 'i8')} {value} to {vector(lanes, 'i32')}")
+    return word if acc == "i32" else f.let(f"sitofp {vector(lanes, 'i32')} {word} to {vector(lanes, 'float')}")
+
+
+def bytes_to_bf16(f: Function, dtype: str, value: str, lanes: int) -> str:
+    """The bits, as i16, of bytes as bfloats: no byte has more digits than those."""
+    single = from_bytes(f, dtype, "f32", value, lanes)
+    short = f.let(f"fptrunc {vector(lanes, 'float')} {single} to {vector(lanes, 'bfloat')}")
+    return f.let(f"bitcast {vector(lanes, 'bfloat')} {short} to {vector(lanes, 'i16')}")
+
+
+def widen(f: Function, isa: Isa, dtype: str, pointer: str, lanes: int, acc: str = "f32") -> str:
+    """Load `lanes` elements as f32, f64 or i32."""
+    if dtype in ("f32", "f64", "i32"):
         return f.load(vector(lanes, LLVM_TYPE[dtype]), pointer)
+    if dtype in BYTES:
+        return from_bytes(f, dtype, acc, f.load(vector(lanes, "i8"), pointer), lanes)
     if dtype == "f16" and isa.f16_convert:
         value = f.load(vector(lanes, "half"), pointer)
         return f.let(f"fpext {vector(lanes, 'half')} {value} to {vector(lanes, 'float')}")

@@ -38,7 +38,7 @@ from . import amx as gemm_amx
 from .block import BLOCK_ARGS, BLOCK_TYPES, BlockPlan, block_functions
 from .ir import Function, Value
 from .scratch import with_scratch
-from .spec import GemmSpec, Shape, host_isa, isa_for
+from .spec import ELEMENT_BYTES, GemmSpec, Shape, host_isa, isa_for
 
 __all__ = [
     "GEMM_ARGS",
@@ -102,8 +102,9 @@ def _entry(plan: BlockPlan | gemm_amx.AmxPlan, symbol: str) -> str:
         for ty, name in GEMM_ARGS:
             f.store(ty, f"%{name}", f.at(context, _FIELDS[name]), 8)
         multiplies = f.mul(f.mul("%m", "%n"), "%k")
-        elements = f.add(f.add(f.mul("%m", "%k"), f.mul("%k", "%n")), f.mul("%m", "%n"))
-        cost = f.add(f.div(multiplies, 100), f.div(f.mul(elements, shape.element), 20))
+        parts = (("%m", "%k", shape.element), ("%k", "%n", shape.b_element), ("%m", "%n", ELEMENT_BYTES[shape.spec.c_type]))
+        sizes = [f.mul(f.mul(rows, columns), element) for rows, columns, element in parts]
+        cost = f.add(f.div(multiplies, 100), f.div(f.add(f.add(sizes[0], sizes[1]), sizes[2]), 20))
         cost = f.mul(cost, "%batches")
         with f.choose(f.both(f.cmp("sgt", "%threads", 1), f.cmp("sgt", cost, 2 * SERIAL_NS))) as branch:
             wanted = f.min("%threads", f.let("sext i32 " + f.let("call i32 @omp_get_max_threads()") + " to i64"))
@@ -161,10 +162,10 @@ def _slot_function(plan: BlockPlan | gemm_amx.AmxPlan, symbol: str) -> str:
     first = f.div(f.mul(part, v["batches"]), v["batch_parts"])
     last = f.div(f.mul(f.add(part, 1), v["batches"]), v["batch_parts"])
     scratch = f.at(v["scratch"], f.mul("%slot", plan.scratch_bytes))
-    c_bytes = {"f32": 4, "f64": 8}.get(spec.c_type, 2)
+    c_bytes = ELEMENT_BYTES[spec.c_type]
     with f.loop(first, last) as batch:
         a = f.at(v["a"], f.mul(f.mul(batch.i, v["sa"]), shape.element))
-        b = f.at(v["b"], f.mul(f.mul(batch.i, v["sb"]), shape.element))
+        b = f.at(v["b"], f.mul(f.mul(batch.i, v["sb"]), shape.b_element))
         c = f.at(v["c"], f.mul(f.mul(batch.i, v["sc"]), c_bytes))
         values = [
             a,

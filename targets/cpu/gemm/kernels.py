@@ -5,10 +5,13 @@ Every kernel has the same arguments (`KERNEL_ARGS`), strides in bytes, so that t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..half_bits import bf16_to_float
-from .convert import load_as, vector, words
+from .convert import bytes_to_bf16, from_bytes, load_as, vector, words
 from .ir import Function, Value
-from .spec import LLVM_TYPE, Shape
+from .pack import PREFETCH_ROWS, dot_bytes, flip_signs
+from .spec import BYTES, LLVM_TYPE, Shape
 
 KERNEL_ARGS = (
     ("ptr", "a"),
@@ -30,9 +33,9 @@ the same memory), the number of steps, and the rows and columns that are wanted.
 KERNEL_TYPES = ", ".join(ty for ty, _ in KERNEL_ARGS)
 
 
-PREFETCH_STEPS = 8
-"""How far ahead of the multiplications rows of B are asked for; matters where B is read in place or from a far
-cache."""
+PREFETCH_BYTES = 512
+"""How far ahead of dot products their rows of B are asked for. Streams of whole rows are what the processor finds by itself: more than
+that takes the places of loads."""
 
 
 def tile_kernel(shape: Shape, name: str, rows: int, vectors: int = 0, clamp: bool = False) -> str:
@@ -40,6 +43,7 @@ def tile_kernel(shape: Shape, name: str, rows: int, vectors: int = 0, clamp: boo
 
     One step loads a row of B and broadcasts `rows` elements of A. The starting values are added at the end: sums of ranges of K that
     are joined lose less than one that goes on through all of K (N. Higham, "Accuracy and Stability of Numerical Algorithms", 4.2).
+    Where signed bytes are shifted, sums start with what stands behind the last row of B.
     With `clamp`, rows of A beyond `mr` repeat the last one; all rows of `init` and `c` are used all the same.
     """
     f = Function(name, KERNEL_ARGS)
@@ -49,9 +53,13 @@ def tile_kernel(shape: Shape, name: str, rows: int, vectors: int = 0, clamp: boo
     columns = range(vectors or shape.isa.vectors)
     row_at = [f.min(i, f.sub("%mr", 1)) if clamp else i for i in range(rows)]
     a_rows = [f.at("%a", f.mul("%ars", i)) for i in row_at]
-    start: list[tuple[str, Value]] = [(vec, "zeroinitializer")] * (rows * len(columns))
+    first = ["zeroinitializer"] * len(columns)
+    if shape.is_shifted:
+        behind = f.at("%b", f.mul("%k", "%bs"))
+        first = [f.load(vec, f.at(behind, j * step)) for j in columns]
+    start: list[tuple[str, Value]] = [(vec, value) for value in first] * rows
     b_type = f"<{2 * lanes} x bfloat>" if shape.pairs else vec
-    prefetch_distance = f.mul("%bs", PREFETCH_STEPS)
+    prefetch_distance = f.mul("%bs", PREFETCH_ROWS)
     with f.loop(0, "%k", 1, [*start, ("i64", 0), ("i64", 0)]) as body:
         *sums, a_off, b_off = body.values
         b_row = f.at("%b", b_off)
@@ -64,6 +72,8 @@ def tile_kernel(shape: Shape, name: str, rows: int, vectors: int = 0, clamp: boo
             at = f.at(a_rows[i], a_off)
             if shape.pairs:
                 a = f.let(f"bitcast <{lanes} x i32> {f.splat(f.load('i32', at), 'i32', lanes)} to {b_type}")
+            elif shape.quads:
+                a = f.splat(f.load("i32", at), "i32", lanes)
             else:
                 a = f.splat(f.load(acc, at), acc, lanes)
             out += [_multiply_add(f, shape, vec, a, b[j], sums[i * len(columns) + j]) for j in columns]
@@ -72,12 +82,18 @@ def tile_kernel(shape: Shape, name: str, rows: int, vectors: int = 0, clamp: boo
         init, row = f.at("%init", f.mul("%ild", i)), f.at("%c", f.mul("%cld", i))
         for j in columns:
             before = f.load(vec, f.at(init, j * step))
-            f.store(vec, f.let(f"fadd {vec} {before}, {body.results[i * len(columns) + j]}"), f.at(row, j * step))
+            f.store(vec, f.let(f"{_add(shape)} {vec} {before}, {body.results[i * len(columns) + j]}"), f.at(row, j * step))
     return f.text()
+
+
+def _add(shape: Shape) -> str:
+    return "add" if shape.spec.acc == "i32" else "fadd"
 
 
 def fma(f: Function, ty: str, a: str, b: str, c: str) -> str:
     """a * b + c; one instruction where the target has it, two where not."""
+    if ty.removesuffix(">").endswith("i32"):
+        return f.let(f"add {ty} {c}, {f.let(f'mul {ty} {a}, {b}')}")
     suffix = ty if not ty.startswith("<") else "v" + ty[1:-1].replace(" x ", "")
     suffix = suffix.replace("float", "f32").replace("double", "f64")
     return f.let(f"call {ty} @llvm.fmuladd.{suffix}({ty} {a}, {ty} {b}, {ty} {c})")
@@ -86,7 +102,7 @@ def fma(f: Function, ty: str, a: str, b: str, c: str) -> str:
 def dot_kernel(shape: Shape, name: str, rows: int, columns: int) -> str:
     """A `rows` x `columns` tile as dot products along K, for row-major A and B stored [N, K], both read as they are.
 
-    Fewer rows or columns are computed by repeating the last one. `k` counts elements.
+    A is packed: rows of units. Fewer rows or columns are computed by repeating the last one. `k` counts elements.
     """
     f = Function(name, KERNEL_ARGS)
     lanes, acc = shape.lanes, LLVM_TYPE[shape.spec.acc]
@@ -95,31 +111,48 @@ def dot_kernel(shape: Shape, name: str, rows: int, columns: int) -> str:
     a_rows = [f.at("%a", f.mul(f.min(i, f.sub("%mr", 1)), "%ars")) for i in range(rows)]
     b_rows = [f.at("%b", f.mul(f.min(j, f.sub("%nr", 1)), "%bs")) for j in range(columns)]
     cells, isa_bytes = rows * columns, shape.isa.vector_bytes
-    iota = ", ".join(f"i32 {t}" for t in range(chunk))
-    with f.loop(0, "%k", chunk, [(vec, "zeroinitializer")] * cells) as body:
-        # Masked loads all the way cost next to nothing, and the body is there only once.
-        count = f.splat(f.let(f"trunc i64 {f.sub('%k', body.i)} to i32"), "i32", chunk)
-        mask = f.let(f"icmp slt <{chunk} x i32> <{iota}>, {count}")
-        offset = f.mul(body.i, shape.element)
-        b = [_chunk(f, shape, f.at(row, offset), mask) for row in b_rows]
+    shifts = columns if shape.is_shifted else 0
+    shift = flip_signs(f, "zeroinitializer", lanes) if shifts else ""
+    a_type = {"bf16": "bf16", "i8": "i8"}.get(shape.unit, shape.spec.acc)
+    chunks = max(isa_bytes // (chunk * shape.b_element), 1)
+    whole = f.mul(f.div("%k", chunks * chunk), chunks * chunk)
+
+    def multiply(k: Value, sums: Sequence[Value], mask: str = "") -> list[Value]:
+        offset = f.mul(k, shape.b_element)
+        b = [_chunk(f, shape, shape.spec.b_type, f.at(row, offset), mask) for row in b_rows]
         out: list[Value] = []
+        offset = f.mul(k, shape.packed_bytes // shape.k_unit)
         for i in range(rows):
-            a = _chunk(f, shape, f.at(a_rows[i], offset), mask)
-            out += [_multiply_add(f, shape, vec, a, b[j], body.values[i * columns + j]) for j in range(columns)]
-        body.next = out
-    sums = body.results
+            a = _chunk(f, shape, a_type, f.at(a_rows[i], offset), mask)
+            out += [_multiply_add(f, shape, vec, a, b[j], sums[i * columns + j]) for j in range(columns)]
+        return out + [_multiply_add(f, shape, vec, shift, b[j], sums[cells + j]) for j in range(shifts)]
+
+    with f.loop(0, whole, chunks * chunk, [(vec, "zeroinitializer")] * (cells + shifts)) as body:
+        ahead = f.add(f.mul(body.i, shape.b_element), PREFETCH_BYTES)
+        for row in b_rows:
+            f.do(f"call void @llvm.prefetch.p0(ptr {f.at(row, ahead)}, i32 0, i32 3, i32 1)")
+        sums: list[Value] = list(body.values)
+        for part in range(chunks):
+            sums = multiply(f.add(body.i, part * chunk), sums)
+        body.next = sums
+    with f.loop(whole, "%k", chunk, [(vec, value) for value in body.results]) as rest:
+        count = f.splat(f.let(f"trunc i64 {f.min(f.sub('%k', rest.i), chunk)} to i8"), "i8", chunk)
+        mask = f.let(f"icmp slt <{chunk} x i8> <{', '.join(f'i8 {t}' for t in range(chunk))}>, {count}")
+        rest.next = multiply(rest.i, rest.values, mask)
+    sums = list(rest.results[:cells])
+    if shifts:
+        sums = [f.let(f"sub {vec} {value}, {rest.results[cells + cell % columns]}") for cell, value in enumerate(sums)]
 
     # One small loop: unrolled shuffles would take longer to compile than all the rest of the kernel.
     padded = 1 << (columns - 1).bit_length()
-    parts = f.alloca(cells * lanes, acc)
-    sums_at = f.alloca(cells + padded, acc)
+    groups = -(-cells // 4) * 4
+    parts = f.alloca(groups * lanes, acc)
+    sums_at = f.alloca(groups + padded, acc)
     for cell, value in enumerate(sums):
         f.store(vec, value, f.at(parts, cell * isa_bytes))
-    with f.loop(0, cells) as cell:
-        part = f.load(vec, f.at(parts, f.mul(cell.i, isa_bytes)))
-        suffix = f"v{lanes}{shape.spec.acc}"
-        total = f.let(f"call reassoc {acc} @llvm.vector.reduce.fadd.{suffix}({acc} -0.0, {vec} {part})")
-        f.store(acc, total, f.at(sums_at, f.mul(cell.i, shape.acc_bytes)))
+    with f.loop(0, groups, 4) as cell:
+        four = [f.load(vec, f.at(parts, f.mul(f.add(cell.i, t), isa_bytes))) for t in range(4)]
+        f.store(vector(4, acc), _sums_of_four(f, shape, four), f.at(sums_at, f.mul(cell.i, shape.acc_bytes)))
     iota = ", ".join(f"i32 {t}" for t in range(padded))
     count = f.splat(f.let("trunc i64 %nr to i32"), "i32", padded)
     mask = f.let(f"icmp slt <{padded} x i32> <{iota}>, {count}")
@@ -131,21 +164,50 @@ def dot_kernel(shape: Shape, name: str, rows: int, columns: int) -> str:
         masked = f"@llvm.masked.load.{suffix}(ptr align 1 {init}, {keep}, {row_type} zeroinitializer)"
         start = f.let(f"call {row_type} {masked}")
         value = f.load(row_type, f.at(sums_at, f.mul(row.i, columns * shape.acc_bytes)))
-        total = f.let(f"fadd {row_type} {start}, {value}")
+        total = f.let(f"{_add(shape)} {row_type} {start}, {value}")
         target = f.at("%c", f.mul(row.i, "%cld"))
         f.do(f"call void @llvm.masked.store.{suffix}({row_type} {total}, ptr align 1 {target}, {keep})")
     return f.text()
 
 
-def _chunk(f: Function, shape: Shape, pointer: str, mask: str) -> str:
-    """One vector's worth of elements along K, ready to multiply; lanes outside `mask` are zero."""
-    dtype, lanes = shape.spec.dtype, shape.lanes * shape.k_unit
-    if dtype in ("f32", "f64"):
+def _sums_of_four(f: Function, shape: Shape, values: list[str]) -> str:
+    """The sums of the lanes of four vectors as one vector of four."""
+    lanes, acc = shape.lanes, LLVM_TYPE[shape.spec.acc]
+
+    def add(a: str, b: str, low: list[int], high: list[int]) -> str:
+        parts = [f.shuffle(a, b, acc, lanes, mask) for mask in (low, high)]
+        return f.let(f"{_add(shape)} {vector(lanes, acc)} {parts[0]}, {parts[1]}")
+
+    # halves of two vectors side by side, then quarters of four
+    part = lanes
+    while len(values) > 1:
+        part //= 2
+        low = [p for p in range(2 * lanes) if p // part % 2 == 0]
+        values = [add(a, b, low, [p + part for p in low]) for a, b in zip(values[::2], values[1::2], strict=True)]
+    (total,) = values
+    while part > 1:
+        part //= 2
+        low = [p for p in range(lanes) if p // part % 2 == 0]
+        total = add(total, total, low * 2, [p + part for p in low] * 2)
+    return f.shuffle(total, total, acc, lanes, [0, 1, 2, 3])
+
+
+def _chunk(f: Function, shape: Shape, dtype: str, pointer: str, mask: str) -> str:
+    """One vector's worth of elements of `dtype` along K, ready to multiply; lanes outside `mask`, if there is one, are zero."""
+    lanes = shape.lanes * shape.k_unit
+    if dtype in ("f32", "f64", "i32"):
         ty, suffix = vector(lanes, LLVM_TYPE[dtype]), f"v{lanes}{dtype}.p0"
     else:
-        ty, suffix = vector(lanes, "i16"), f"v{lanes}i16.p0"
+        bits = "i8" if dtype in BYTES else "i16"
+        ty, suffix = vector(lanes, bits), f"v{lanes}{bits}.p0"
     call = f"@llvm.masked.load.{suffix}(ptr align 1 {pointer}, <{lanes} x i1> {mask}, {ty} zeroinitializer)"
-    value = f.let(f"call {ty} {call}")
+    value = f.let(f"call {ty} {call}") if mask else f.load(ty, pointer)
+    if shape.quads:
+        return f.let(f"bitcast {ty} {value} to <{shape.lanes} x i32>")
+    if dtype in BYTES:
+        if not shape.pairs:
+            return from_bytes(f, dtype, shape.spec.acc, value, lanes)
+        ty, value = vector(lanes, "i16"), bytes_to_bf16(f, dtype, value, lanes)
     if shape.pairs:
         return f.let(f"bitcast {ty} {value} to <{lanes} x bfloat>")
     if dtype == "bf16":
@@ -156,9 +218,12 @@ def _chunk(f: Function, shape: Shape, pointer: str, mask: str) -> str:
     return value
 
 
-def _multiply_add(f: Function, shape: Shape, vec: str, a: str, b: str, c: str) -> str:
+def _multiply_add(f: Function, shape: Shape, vec: str, a: str, b: str, c: Value) -> str:
+    if shape.quads:
+        signed, other = (a, b) if shape.spec.b_type == "u8" else (b, a)
+        return dot_bytes(f, vec, str(c), other, signed)
     if not shape.pairs:
-        return fma(f, vec, a, b, c)
+        return fma(f, vec, a, b, str(c))
     wide = f"<{2 * shape.lanes} x bfloat>"
     return f.let(f"call {vec} @llvm.x86.avx512bf16.dpbf16ps.512({vec} {c}, {wide} {a}, {wide} {b})")
 
@@ -190,7 +255,7 @@ def vector_kernel(shape: Shape, name: str) -> str:
                 out = f.at("%c", f.mul(j.i, shape.acc_bytes))
                 total = f.load(ty, out)
                 for factor, row in zip(factors, rows, strict=True):
-                    b = load_as(f, isa, dtype, acc, f.at(row, f.mul(j.i, shape.element)), count)
+                    b = load_as(f, isa, shape.spec.b_type, acc, f.at(row, f.mul(j.i, shape.b_element)), count)
                     total = fma(f, ty, factor, b, total)
                 f.store(ty, total, out)
 

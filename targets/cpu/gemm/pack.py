@@ -1,39 +1,62 @@
 """Packing for the matrix kernels: panels of A and B in the order in which a register tile reads them.
 
 A packed panel of B is [units][columns of a tile], of a transposed A [units][rows of several tiles]; A stored by rows
-stays in rows and is packed only where it needs conversion. A unit is one element of the accumulator's type, or a pair
-of bfloats that are neighbours along K. Sizes are in elements, strides in bytes.
+stays in rows and is packed only where it needs conversion, or where few rows meet B as it lies: rows that are a power of two
+apart would share a set of the first-level cache. A unit is one element of the accumulator's type, a pair of bfloats or
+four bytes that are neighbours along K. Sizes are in elements, strides in bytes.
 """
 
 from __future__ import annotations
 
-from .convert import load_as, store_as, vector
+from collections.abc import Sequence
+
+from .convert import bytes_to_bf16, load_as, store_as, vector
 from .ir import Function, Value
-from .spec import LLVM_TYPE, Shape
+from .spec import BYTES, ELEMENT_BYTES, LLVM_TYPE, Shape
 
 PREFETCH_ROWS = 8
+"""How far ahead rows of B are asked for, in packing and where products read them in place or from a far cache."""
 
 
 def unit_type(shape: Shape) -> str:
-    return "i32" if shape.pairs else LLVM_TYPE[shape.spec.acc]
+    return LLVM_TYPE[shape.spec.acc] if shape.k_unit == 1 else "i32"
 
 
-def load_units(f: Function, shape: Shape, pointer: str, lanes: int) -> str:
-    """`lanes` units that lie behind each other in memory."""
-    if shape.pairs:
-        return f.load(vector(lanes, "i32"), pointer)
-    return load_as(f, shape.isa, shape.spec.dtype, shape.spec.acc, pointer, lanes)
+def load_units(f: Function, shape: Shape, source: str, pointer: str, lanes: int) -> str:
+    """`lanes` units that lie behind each other in memory, of elements of type `source`."""
+    if shape.k_unit == 1:
+        return load_as(f, shape.isa, source, shape.spec.acc, pointer, lanes)
+    if shape.pairs and source in BYTES:
+        short = bytes_to_bf16(f, source, f.load(vector(2 * lanes, "i8"), pointer), 2 * lanes)
+        return f.let(f"bitcast {vector(2 * lanes, 'i16')} {short} to {vector(lanes, 'i32')}")
+    return f.load(vector(lanes, "i32"), pointer)
 
 
-def load_across(f: Function, shape: Shape, row: str, next_row: str, lanes: int) -> str:
-    """`lanes` units from neighbouring columns of row k (and k + 1, for pairs)."""
-    if not shape.pairs:
-        return load_units(f, shape, row, lanes)
-    short, word = vector(lanes, "i16"), vector(lanes, "i32")
-    low = f.let(f"zext {short} {f.load(short, row)} to {word}")
-    high = f.let(f"zext {short} {f.load(short, next_row)} to {word}")
-    sixteen = "16" if lanes == 1 else "splat (i32 16)"
-    return f.let(f"or {word} {low}, {f.let(f'shl {word} {high}, {sixteen}')}")
+def load_across(f: Function, shape: Shape, source: str, rows: Sequence[str], lanes: int) -> str:
+    """`lanes` units from neighbouring columns: each of an element of every one of `rows`, which are neighbours along K."""
+    if shape.k_unit == 1:
+        return load_units(f, shape, source, rows[0], lanes)
+    bits = 32 // shape.k_unit
+    part, word = vector(lanes, f"i{bits}"), vector(lanes, "i32")
+    total = "0" if lanes == 1 else "zeroinitializer"
+    for k, row in enumerate(rows):
+        if shape.pairs and source in BYTES:
+            value = bytes_to_bf16(f, source, f.load(vector(lanes, "i8"), row), lanes)
+        else:
+            value = f.load(part, row)
+        value = f.let(f"zext {part} {value} to {word}")
+        if k:
+            count = str(bits * k) if lanes == 1 else f"splat (i32 {bits * k})"
+            value = f.let(f"shl {word} {value}, {count}")
+        total = f.let(f"or {word} {total}, {value}") if k else value
+    return total
+
+
+def flip_signs(f: Function, value: str, lanes: int) -> str:
+    """Signed bytes, four in each of `lanes` words, plus 128, as unsigned ones."""
+    word = vector(lanes, "i32")
+    mask = -0x7F7F7F80
+    return f.let(f"xor {word} {value}, {mask if lanes == 1 else f'splat (i32 {mask})'}")
 
 
 def transpose_lanes(f: Function, rows: list[str], ty: str, lanes: int) -> list[str]:
@@ -60,31 +83,34 @@ def transpose_lanes(f: Function, rows: list[str], ty: str, lanes: int) -> list[s
     return rows if inner == 2 else [rows[k] for k in (0, 2, 1, 3)]
 
 
-def _second_row(f: Function, shape: Shape, row: str, ld: Value, k_index: Value, zeros: str) -> str:
-    """The row after `row`, or a row of zeros where K ends with an odd element."""
-    if not shape.pairs:
-        return row
-    inside = f.cmp("slt", f.add(k_index, 1), "%k")
-    return str(f.pick(inside, f.at(row, ld), f"@{zeros}", "ptr"))
+def _unit_rows(f: Function, shape: Shape, row: str, ld: Value, k_index: Value, zeros: str) -> list[str]:
+    """The rows of one unit from `row` on; rows of zeros behind K's last element."""
+    rows = [row]
+    for k in range(1, shape.k_unit):
+        inside = f.cmp("slt", f.add(k_index, k), "%k")
+        rows.append(str(f.pick(inside, f.at(row, f.mul(ld, k)), f"@{zeros}", "ptr")))
+    return rows
 
 
-def pack_rows(shape: Shape, name: str, zeros: str, width: int) -> str:
-    """`name(src, ld, k, n, dst)` for a matrix stored along n: [units][width]; rows are copied, columns beyond n are
-    zero.
+def pack_rows(shape: Shape, name: str, zeros: str, width: int, source: str = "", flip: bool = False) -> str:
+    """`name(src, ld, k, n, dst)` for a matrix of type `source` (that of A) stored along n: [units][width]; rows are copied, columns
+    beyond n are zero.
 
-    `zeros` is a global of at least 256 zero bytes.
+    `zeros` is a global of at least 256 zero bytes. With `flip`, 128 is added to bytes.
     """
     f = Function(name, [("ptr", "src"), ("i64", "ld"), ("i64", "k"), ("i64", "n"), ("ptr", "dst")])
-    lanes, unit, element = shape.lanes, unit_type(shape), shape.element
+    source = source or shape.spec.dtype
+    lanes, unit, element = shape.lanes, unit_type(shape), ELEMENT_BYTES[source]
     with f.loop(0, f.ceil_div("%k", shape.k_unit)) as step:
         k_index = f.mul(step.i, shape.k_unit)
         row = f.at("%src", f.mul(k_index, "%ld"))
-        second = _second_row(f, shape, row, "%ld", k_index, zeros)
+        rows = _unit_rows(f, shape, row, "%ld", k_index, zeros)
         out = f.at("%dst", f.mul(step.i, width * shape.packed_bytes))
 
-        def move(j: Value, count: int, row: str = row, second: str = second, out: str = out) -> None:
+        def move(j: Value, count: int, rows: Sequence[str] = rows, out: str = out) -> None:
             offset = f.mul(j, element)
-            value = load_across(f, shape, f.at(row, offset), f.at(second, offset), count)
+            value = load_across(f, shape, source, [f.at(row, offset) for row in rows], count)
+            value = flip_signs(f, value, count) if flip else value
             f.store(vector(count, unit), value, f.at(out, f.mul(j, shape.packed_bytes)))
 
         with f.choose(f.cmp("eq", "%n", width)) as branch:
@@ -108,13 +134,13 @@ def pack_b_columns(shape: Shape, name: str, width: int = 0) -> str:
     """`name(src, ld, k, n, dst)` for B stored [N, K]: squares are transposed in registers; columns beyond n repeat
     the last."""
     f = Function(name, [("ptr", "src"), ("i64", "ld"), ("i64", "k"), ("i64", "n"), ("ptr", "dst")])
-    lanes, unit = shape.lanes, unit_type(shape)
+    lanes, unit, kind = shape.lanes, unit_type(shape), shape.spec.b_type
     inner = min(lanes, 2 if unit == "double" else 4)
     width = width or shape.width
     row_bytes = width * shape.packed_bytes
     units = f.div("%k", shape.k_unit)
     whole = f.mul(f.div(units, lanes), lanes)
-    unit_bytes = shape.element * shape.k_unit
+    unit_bytes = shape.b_element * shape.k_unit
     last = f.sub("%n", 1)
     with f.loop(0, width, lanes) as group:
         with f.loop(0, whole, lanes) as step:
@@ -122,7 +148,7 @@ def pack_b_columns(shape: Shape, name: str, width: int = 0) -> str:
             place = f.at("%dst", f.mul(step.i, row_bytes))
             with f.loop(group.i, f.add(group.i, lanes), inner) as column:
                 rows = [f.at(source, f.mul(f.min(f.add(column.i, r), last), "%ld")) for r in range(inner)]
-                rows = [load_units(f, shape, row, lanes) for row in rows]
+                rows = [load_units(f, shape, kind, row, lanes) for row in rows]
                 out = f.at(place, f.mul(column.i, shape.packed_bytes))
                 for t, value in enumerate(transpose_lanes(f, rows, unit, lanes)):
                     for q in range(0, lanes, inner):
@@ -133,19 +159,50 @@ def pack_b_columns(shape: Shape, name: str, width: int = 0) -> str:
         with f.loop(whole, f.ceil_div("%k", shape.k_unit)) as step, f.loop(group.i, f.add(group.i, lanes)) as column:
             source = f.at(f.at("%src", f.mul(f.min(column.i, last), "%ld")), f.mul(step.i, unit_bytes))
             out = f.at(f.at("%dst", f.mul(step.i, row_bytes)), f.mul(column.i, shape.packed_bytes))
-            if shape.pairs:
-                with f.choose(f.cmp("slt", step.i, units)) as branch:
-                    f.store(unit, f.load("i32", source), out)
-                    branch.otherwise()
-                    f.store(unit, f.let(f"zext i16 {f.load('i16', source)} to i32"), out)
+            if shape.k_unit == 1:
+                f.store(unit, load_units(f, shape, kind, source, 1), out)
             else:
-                f.store(unit, load_units(f, shape, source, 1), out)
+                with f.choose(f.cmp("slt", step.i, units)) as branch:
+                    f.store(unit, load_units(f, shape, kind, source, 1), out)
+                    branch.otherwise()
+                    _store_last_unit(f, shape, source, f.sub("%k", f.mul(units, shape.k_unit)), out)
     return f.text()
 
 
+def _store_last_unit(f: Function, shape: Shape, source: str, count: Value, out: str) -> None:
+    """A unit of fewer elements, zeros behind them."""
+    f.store("i32", 0, out)
+    bits = 32 // shape.k_unit
+    with f.loop(0, count) as k:
+        at = f.at(source, f.mul(k.i, shape.b_element))
+        wide = shape.pairs and shape.spec.b_type in BYTES
+        value = bytes_to_bf16(f, shape.spec.b_type, f.load("i8", at), 1) if wide else f.load(f"i{bits}", at)
+        f.store(f"i{bits}", value, f.at(out, f.mul(k.i, bits // 8)))
+
+
+def column_sums(shape: Shape, name: str, width: int) -> str:
+    """`name(panel, units)`: the sums of a panel's columns of bytes, times 128, negative, behind its last unit."""
+    f = Function(name, [("ptr", "panel"), ("i64", "units")])
+    vec, step = vector(shape.lanes, "i32"), shape.isa.vector_bytes
+    shift = flip_signs(f, "zeroinitializer", shape.lanes)
+    columns = range(width // shape.lanes)
+    with f.loop(0, "%units", 1, [(vec, "zeroinitializer") for _ in columns]) as body:
+        row = f.at("%panel", f.mul(body.i, width * shape.packed_bytes))
+        body.next = [dot_bytes(f, vec, sums, shift, f.load(vec, f.at(row, j * step))) for j, sums in enumerate(body.values)]
+    out = f.at("%panel", f.mul("%units", width * shape.packed_bytes))
+    for j, sums in enumerate(body.results):
+        f.store(vec, f.let(f"sub {vec} zeroinitializer, {sums}"), f.at(out, j * step))
+    return f.text()
+
+
+def dot_bytes(f: Function, vec: str, sums: str, a: str, b: str) -> str:
+    """vpdpbusd: sums of four unsigned bytes of `a` times signed ones of `b`."""
+    return f.let(f"call {vec} @llvm.x86.avx512.vpdpbusd.512({vec} {sums}, {vec} {a}, {vec} {b})")
+
+
 def pack_a_rows(shape: Shape, name: str) -> str:
-    """`name(src, ld, mr, k, dst, dst_ld)` for A stored [M, K]: rows of units, converted or (pairs) filled up with a
-    zero."""
+    """`name(src, ld, mr, k, dst, dst_ld)` for A stored [M, K]: rows of units, copied, converted or (pairs) filled up with a zero. What is
+    behind the last of four bytes does not matter, B has zeros there."""
     args = [("ptr", "src"), ("i64", "ld"), ("i64", "mr"), ("i64", "k"), ("ptr", "dst"), ("i64", "dst_ld")]
     f = Function(name, args)
     isa, acc, lanes, element = shape.isa, shape.spec.acc, shape.lanes, shape.element
@@ -154,6 +211,15 @@ def pack_a_rows(shape: Shape, name: str) -> str:
         if shape.pairs:
             f.do(f"call void @llvm.memcpy.p0.p0.i64(ptr {dst}, ptr {src}, i64 {f.mul('%k', element)}, i1 false)")
             f.store("i16", 0, f.at(dst, f.mul("%k", element)))
+        elif shape.quads:
+            whole = f.mul(f.div("%k", 4 * lanes), 4 * lanes)
+            for lo, hi, count in ((0, whole, 4 * lanes), (whole, "%k", 1)):
+                with f.loop(lo, hi, count) as k:
+                    ty = vector(count, "i8")
+                    value = f.load(ty, f.at(src, k.i))
+                    if shape.is_shifted:
+                        value = f.let(f"xor {ty} {value}, {-128 if count == 1 else 'splat (i8 -128)'}")
+                    f.store(ty, value, f.at(dst, k.i))
         else:
             whole = f.mul(f.div("%k", lanes), lanes)
             for lo, hi, count in ((0, whole, lanes), (whole, "%k", 1)):

@@ -9,10 +9,13 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 
+from ....dialects.cpu.gemm import BYTES, FACTORS
 from ..features import Target, target
 
-ELEMENT_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8}
-LLVM_TYPE = {"f32": "float", "bf16": "bfloat", "f16": "half", "f64": "double"}
+ELEMENT_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8, "i8": 1, "u8": 1, "i32": 4}
+LLVM_TYPE = {"f32": "float", "bf16": "bfloat", "f16": "half", "f64": "double", "i32": "i32"}
+SUMS = {"f64": "f64", **dict.fromkeys(BYTES, "i32")}
+"""Type of the factors -> type in which they are summed, where that is not f32."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Isa:
     """vdpbf16ps: pairs of bfloat multiplied and added to a float."""
     amx: bool = False
     """Products of bfloat run on the matrix unit; everything else as on avx512."""
+    byte_dot: bool = False
+    """vpdpbusd: four unsigned bytes times four signed ones, added to an i32."""
     f16_convert: bool = True
     """half to float in hardware."""
     cache_block: int = 384 * 1024
@@ -43,16 +48,17 @@ class Isa:
 ISAS = {
     isa.name: isa
     for isa in (
-        Isa("avx512_bf16", 64, 6, 4, masks=True, masks16=True, bf16_dot=True),
-        Isa("amx", 64, 6, 4, masks=True, masks16=True, amx=True),
+        Isa("avx512_bf16", 64, 6, 4, masks=True, masks16=True, bf16_dot=True, byte_dot=True),
+        Isa("amx", 64, 6, 4, masks=True, masks16=True, amx=True, byte_dot=True),
+        Isa("avx512_vnni", 64, 6, 4, masks=True, masks16=True, byte_dot=True),
         Isa("avx512", 64, 6, 4, masks=True, masks16=True),
         Isa("avx2", 32, 6, 2, masks=True, cache_block=192 * 1024),
         Isa("neon", 16, 6, 4, masks=False, cache_block=192 * 1024),
         Isa("generic", 16, 4, 2, masks=False, f16_convert=False, cache_block=128 * 1024),
     )
 }
-"""By name. `amx` asks for AMX-TILE, AMX-BF16 and all of avx512; `avx512` for F, BW, DQ and VL; `avx2` for AVX2, FMA
-and F16C; `generic` runs on every 64-bit target."""
+"""By name. `amx` asks for AMX-TILE, AMX-BF16 and all of avx512_vnni, `avx512_bf16` for BF16 and that; `avx512_vnni` for VNNI and avx512;
+`avx512` for F, BW, DQ and VL; `avx2` for AVX2, FMA and F16C; `generic` runs on every 64-bit target."""
 
 
 def isa_for(wanted: Target) -> Isa:
@@ -64,9 +70,11 @@ def isa_for(wanted: Target) -> Isa:
     if wanted.has("neon"):
         return ISAS["neon"]
     if wanted.has("avx512"):
+        if not wanted.has("avx512vnni"):
+            return ISAS["avx512"]
         if "+amx-bf16" in wanted.features:
-            return ISAS["amx" if _amx_permitted() else "avx512"]
-        return ISAS["avx512_bf16" if wanted.has("avx512bf16") else "avx512"]
+            return ISAS["amx" if _amx_permitted() else "avx512_vnni"]
+        return ISAS["avx512_bf16" if wanted.has("avx512bf16") else "avx512_vnni"]
     return ISAS["avx2" if all(map(wanted.has, ("avx2", "fma", "f16c"))) else "generic"]
 
 
@@ -90,13 +98,13 @@ def host_isa() -> Isa:
 class GemmSpec:
     """One generated body: C[M, N] (+)= A[M, K] @ B[K, N] (+ bias[N]), over a batch, for all sizes and outer strides.
 
-    Products are summed in f32 (f64 for `f64`). Every matrix has unit stride along its inner axis.
+    Products are summed in f32 (f64 for `f64`, i32, which wraps, for bytes). Every matrix has unit stride along its inner axis.
     """
 
     dtype: str = "f32"
-    """Element type of A and B: `f32`, `bf16`, `f16` or `f64`."""
+    """Element type of A, and of B if that has none of its own: `f32`, `bf16`, `f16`, `f64`, `i8` or `u8`."""
     out: str = ""
-    """Element type of C; `dtype` if empty."""
+    """Element type of C; if empty, that of A, for bytes the type of the sums."""
     trans_a: bool = False
     """A is stored [K, M] (lda is the stride of k) instead of [M, K]."""
     trans_b: bool = False
@@ -108,39 +116,57 @@ class GemmSpec:
     """Element type of the bias; `dtype` if empty. Whether there is one is known at run time (null pointer or not)."""
     tile: bool = False
     """Sums stay in scratch memory for an epilogue, which stores all results itself; C is never touched."""
+    b: str = ""
+    """Element type of B; one of `FACTORS[dtype]`, the first if empty. B is converted as it is read or packed, which is exact."""
 
     def __post_init__(self) -> None:
-        for field, value in (("dtype", self.dtype), ("out", self.c_type), ("bias", self.bias_type)):
-            if value not in ELEMENT_BYTES:
-                raise ValueError(f"gemm: {field} is {value!r}, expected one of {', '.join(ELEMENT_BYTES)}")
+        if self.dtype not in FACTORS:
+            raise ValueError(f"gemm: dtype is {self.dtype!r}, expected one of {', '.join(FACTORS)}")
+        for field, value in (("out", self.c_type), ("bias", self.bias_type)):
+            if value not in LLVM_TYPE:
+                raise ValueError(f"gemm: {field} is {value!r}, expected one of {', '.join(LLVM_TYPE)}")
+        if self.b_type not in FACTORS[self.dtype]:
+            raise ValueError(f"gemm: B is of {self.b_type}, expected one of {', '.join(FACTORS[self.dtype])} beside A of {self.dtype}")
         if self.isa not in ISAS:
             raise ValueError(f"gemm: isa is {self.isa!r}, expected one of {', '.join(ISAS)}")
-        if (self.acc == "f64") != (self.c_type == "f64"):
-            raise ValueError(f"gemm: A and B of {self.dtype} cannot give C of {self.c_type}")
+        wide = {"f32": ("f32", "bf16", "f16")}.get(self.acc, (self.acc,))
+        if self.c_type not in wide or self.bias_type not in wide:
+            raise ValueError(f"gemm: A and B of {self.dtype} cannot give C of {self.c_type} with a bias of {self.bias_type}")
         if self.accumulate and (self.c_type != self.acc or self.tile):
             raise ValueError(f"gemm: accumulate needs C of {self.acc}, written by the kernel itself")
 
     @property
+    def b_type(self) -> str:
+        return self.b or FACTORS[self.dtype][0]
+
+    @property
+    def usual_c(self) -> str:
+        """Type of C and of a bias that have none of their own."""
+        return self.acc if self.dtype in BYTES else self.dtype
+
+    @property
     def c_type(self) -> str:
-        return self.out or self.dtype
+        return self.out or self.usual_c
 
     @property
     def bias_type(self) -> str:
-        return self.bias or self.dtype
+        return self.bias or self.usual_c
 
     @property
     def acc(self) -> str:
         """Type of the accumulators."""
-        return "f64" if self.dtype == "f64" else "f32"
+        return SUMS.get(self.dtype, "f32")
 
     @property
     def symbol(self) -> str:
         """A name that is different for different bodies."""
         layout = ("t" if self.trans_a else "n") + ("t" if self.trans_b else "n")
         parts = ["stepwell_gemm", self.dtype, layout, self.isa]
-        if self.c_type != self.dtype:
+        if self.b_type != self.dtype:
+            parts.append(f"by_{self.b_type}")
+        if self.c_type != self.usual_c:
             parts.append(f"to_{self.c_type}")
-        if self.bias_type != self.dtype:
+        if self.bias_type != self.usual_c:
             parts.append(f"bias_{self.bias_type}")
         if self.accumulate:
             parts.append("add")
@@ -179,30 +205,53 @@ class Shape:
         return self.lanes * self.isa.vectors
 
     @property
+    def unit(self) -> str:
+        """What the multiplier takes of A and B: the type of the sums, `bf16` (two of them) or `i8` (four bytes)."""
+        if self.spec.dtype == "bf16" and (self.isa.bf16_dot or self.on_matrix_unit):
+            return "bf16"
+        return "i8" if self.spec.dtype in BYTES and self.isa.byte_dot else self.spec.acc
+
+    @property
     def pairs(self) -> bool:
         """Two neighbours along K are one 32-bit unit for the multiplier."""
-        return self.spec.dtype == "bf16" and (self.isa.bf16_dot or self.on_matrix_unit)
+        return self.unit == "bf16"
+
+    @property
+    def quads(self) -> bool:
+        """Four bytes that are neighbours along K are one 32-bit unit for the multiplier."""
+        return self.unit == "i8"
+
+    @property
+    def is_shifted(self) -> bool:
+        """A and B have signed bytes, and the multiplier wants one of them unsigned: A + 128 is multiplied, and 128 times the sum of B's
+        column, which stands behind the last unit of a panel, taken off."""
+        return self.quads and self.spec.dtype == self.spec.b_type == "i8"
 
     @property
     def on_matrix_unit(self) -> bool:
         """AMX computes the product; it keeps sums in scratch memory, so C += is for the vector units."""
-        return self.spec.dtype == "bf16" and self.isa.amx and not self.spec.accumulate
+        return self.spec.dtype == self.spec.b_type == "bf16" and self.isa.amx and not self.spec.accumulate
 
     @property
     def k_unit(self) -> int:
         """Elements along K in one step of the register tile."""
-        return 2 if self.pairs else 1
+        return {"bf16": 2, "i8": 4}.get(self.unit, 1)
 
     @property
     def element(self) -> int:
+        """Bytes of an element of A."""
         return ELEMENT_BYTES[self.spec.dtype]
 
     @property
+    def b_element(self) -> int:
+        return ELEMENT_BYTES[self.spec.b_type]
+
+    @property
     def converts(self) -> bool:
-        """A and B are turned into the accumulator's type when packed."""
-        return self.spec.dtype != self.spec.acc and not self.pairs
+        """A is turned into the type of the sums when packed."""
+        return self.spec.dtype != self.spec.acc and self.k_unit == 1
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of one unit in a packed panel: a float, a double or a pair of bfloats."""
+        """Bytes of one unit in a packed panel: a float, a double, a pair of bfloats or four bytes."""
         return self.acc_bytes

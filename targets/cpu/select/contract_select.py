@@ -43,13 +43,12 @@ class ContractSelect(Pass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         hints, force = symbol_hints(op), self.force
-        if not has_library(op):
-            force = "gemm"
-            pack_operands(op)
+        force = force if has_library(op) else "gemm"
+        pack_operands(op, hints, narrow=has_library(op))
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             for contract in func.body.block.ops:
                 if isinstance(contract, loop.ContractOp) and contract.schedule is None:
-                    choice = force or self._choice(contract, hints)
+                    choice = self._choice(contract, hints)
                     contract.properties["schedule"] = StringAttr(choice)
                     self.statistic(f"num-{choice}")
 
@@ -57,6 +56,8 @@ class ContractSelect(Pass):
         p = recognise(op)
         if p is None:
             return "gemm"
+        if p.is_narrow or self.force:
+            return "gemm" if p.is_narrow else self.force
         p = row_major(p)
         layout = transposed(p)
         if layout is None:

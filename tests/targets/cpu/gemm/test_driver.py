@@ -307,9 +307,11 @@ def test_bf16_results_round_like_torch():
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"dtype": "i8"}, "gemm: dtype is 'i8', expected one of f32, bf16, f16, f64"),
-        ({"isa": "mmx"}, "gemm: isa is 'mmx', expected one of avx512_bf16, amx, avx512, avx2, neon, generic"),
-        ({"dtype": "f32", "out": "f64"}, "gemm: A and B of f32 cannot give C of f64"),
+        ({"dtype": "i4"}, "gemm: dtype is 'i4', expected one of f32, bf16, f16, f64, i8, u8"),
+        ({"isa": "mmx"}, "gemm: isa is 'mmx', expected one of avx512_bf16, amx, avx512_vnni, avx512, avx2, neon, generic"),
+        ({"dtype": "f32", "out": "f64"}, "gemm: A and B of f32 cannot give C of f64 with a bias of f32"),
+        ({"dtype": "u8", "b": "u8"}, "gemm: B is of u8, expected one of i8 beside A of u8"),
+        ({"dtype": "i8", "out": "f32"}, "gemm: A and B of i8 cannot give C of f32 with a bias of i32"),
         ({"dtype": "bf16", "accumulate": True}, "gemm: accumulate needs C of f32, written by the kernel itself"),
     ],
 )

@@ -1,0 +1,1 @@
+"""Products of integers with scales: what quantised models compute."""
