@@ -18,7 +18,7 @@ from xdsl.traits import is_side_effect_free
 from ...dialects.support.replace import replace_op
 from ...dialects.tt.arith import ExtSIOp, ExtUIOp
 from ...dialects.tt.base import number
-from ...dialects.tt.compute import DotOp, ReduceOp
+from ...dialects.tt.compute import BitcastOp, DotOp, ReduceOp
 from ...dialects.tt.memory import AddPtrOp, LoadOp
 from ...dialects.tt.shape import BroadcastOp, ExpandDimsOp, MakeRangeOp, SplatOp
 from ...dialects.tt.types import bits_of, element_of, shape_of, tensor
@@ -256,7 +256,7 @@ def _steps(value: SSAValue) -> tuple[int | None, ...]:
         return tuple(None if a is None or b is None else a + b for a, b in zip(*map(_steps, op.operands), strict=True))
     if isinstance(op, arith.MuliOp) and (factor := _constant(op.operands[1])) is not None:
         return tuple(None if a is None else a * factor for a in _steps(op.operands[0]))
-    if isinstance(op, ExtSIOp | ExtUIOp):
+    if isinstance(op, ExtSIOp | ExtUIOp | BitcastOp):
         return _steps(op.operands[0])
     if isinstance(op, Operation) and op.name not in ("arith.constant", "tt.splat"):
         parts = [_steps(v) for v in op.operands if shape_of(v.type) == shape]

@@ -36,7 +36,7 @@ from .carried.term_bounds import NOTHING_KNOWN, KnownTerms, in_parts
 from .descriptors import load_block
 from .functions.bit_fields import bit_field, raised
 from .program.row_sums import RowSum
-from .program.scaled_terms import BlockSums, scaled_product, with_offsets
+from .program.scaled_terms import BlockSums, block_scale, scaled_product, with_offsets
 from .state import Axis, State
 
 if TYPE_CHECKING:
@@ -85,12 +85,16 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
                     side.enter(at, trips)
                     side.leave_out(one.choice.cond)
             values = [one.along[axis] for axis in axes]
-            plain = one.choice is None and one.sums == loop.CONTRACTED and one.element not in SUM_TYPES
+            plain = one.choice is None and one.sums == loop.CONTRACTED and one.element not in SUM_TYPES and not one.scales
             scaled = scaled_product(b, sides, values, one.element, total) if plain else None
             if scaled is not None:
                 sums.append(scaled)
                 continue
             left, right = (side.matrix(value, one.element) for side, value in zip(sides, values, strict=True))
+            if one.scales:
+                scales = [block_scale(sides[axes.index(side)], value) for side, value in one.scales]
+                sums.append(BlockSums(_with_scaled_product(s, one, left, right, total, scales)))
+                continue
             sums.append(BlockSums(_with_product(s, one, left, right, total, block)))
         more = [one.step(total) for one, total in zip(rows.values(), state[len(parts) :], strict=True)]
         return [*with_offsets(s, sums), *more]
@@ -112,8 +116,23 @@ def _with_product(s: State, one: Factors, left: SSAValue, right: SSAValue, total
         zeros = b.constant(0.0, f32, shape_of(total.type))
         product = b.place(DotOp.make(left, right, zeros, EXACT_PRECISION)).results[0]
         return b.elementwise(arith.AddfOp, (total, product), NO_FLAGS)
-    imprecise = terms if one.sums == loop.PARTLY_ROUNDED_SUMS else ALL_TERMS if one.sums == loop.ROUNDED_SUMS else 0
+    if one.sums == loop.PARTLY_ROUNDED_SUMS:
+        return _with_scaled_product(s, one, left, right, total, ())
+    imprecise = ALL_TERMS if one.sums == loop.ROUNDED_SUMS else 0
     return b.place(DotOp.make(left, right, total, imprecise=imprecise)).results[0]
+
+
+def _with_scaled_product(
+    s: State, one: Factors, left: SSAValue, right: SSAValue, total: SSAValue, scales: Sequence[SSAValue]
+) -> SSAValue:
+    """Sums with the products of a block of terms, which have scales in common."""
+    b = s.b
+    zeros = b.constant(0.0, f32, shape_of(total.type))
+    imprecise = 0 if one.sums == loop.CONTRACTED else ALL_TERMS
+    product = b.place(DotOp.make(left, right, zeros, imprecise=imprecise)).results[0]
+    for scale in scales:
+        product = b.elementwise(arith.MulfOp, (product, scale), NO_FLAGS)
+    return b.elementwise(arith.AddfOp, (total, product), NO_FLAGS)
 
 
 def _yielded(op: loop.ReduceOp, number: int) -> SSAValue:

@@ -18,6 +18,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from ....dialects.tt.compute import DotOp
 from ....dialects.tt.types import shape_of
+from ....passes.gpu.nest_types import UnsupportedNest
 from ....passes.gpu.tiles.product_nests import HALVES, exact_types
 from ...nest.builder import NO_FLAGS
 from ..builder import Builder
@@ -77,6 +78,13 @@ def scaled_product(
         terms = b.cast(arith.ExtFOp, matrices[other.axis], f32)
         return BlockSums(total, offset, terms, 1 - other.axis)
     return None
+
+
+def block_scale(side: Factor, value: SSAValue) -> SSAValue:
+    """A number that is the same for all terms of a block, in the product's tile. UnsupportedNest where a block has several of it."""
+    if not _is_of_block(side, value):
+        raise UnsupportedNest("schedule: a block of terms has several scales: reduction_block divides what has one")
+    return side.in_product(side.get(value))
 
 
 def with_offsets(s: State, parts: Sequence[BlockSums]) -> list[SSAValue]:

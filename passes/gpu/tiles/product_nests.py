@@ -44,7 +44,8 @@ Side = tuple[Loop, ...]
 class Factors:
     """The factors of one sum of products: side -> the factor that varies along it; and the type that both are exact in. `picked`: the index
     of the matrix that one side picks for itself; None where the other factor does not vary along that side at all. `choice`: the term,
-    where that is 0 unless a condition holds. `sums`: how a unit may round the sums, where both are 8-bit floats of one type
+    where that is 0 unless a condition holds. `scales`: numbers by which the product of a term is multiplied, which are the same for a block
+    of terms, each with the side that it varies along. `sums`: how a unit may round the sums, where both are 8-bit floats of one type
     (loop.CONTRACTED: it may not)."""
 
     along: dict[Side, SSAValue]
@@ -52,6 +53,7 @@ class Factors:
     picked: Dim | None = None
     choice: arith.SelectOp | None = None
     sums: Attribute = loop.CONTRACTED
+    scales: Sequence[tuple[Side, SSAValue]] = ()
 
     @property
     def adds_blocks(self) -> bool:
@@ -135,6 +137,9 @@ def _factors(info: NestAccess, value: SSAValue, loops: Sequence[Loop]) -> Factor
     times, choice = value.owner, None
     if not loops and isinstance(times, arith.SelectOp) and constant_of(times.rhs) == 0:
         times, choice = times.lhs.owner, times
+    scale: SSAValue | None = None
+    if not loops and isinstance(times, arith.MulfOp) and not loop.is_contracted(times) and loop.is_contracted(times.lhs.owner):
+        times, scale = times.lhs.owner, times.rhs
     if not isinstance(times, arith.MulfOp | arith.MuliOp) or times.result.type not in (f32, f64, i32) or not loop.is_contracted(times):
         return None
     types = frozenset((i8,)) if isinstance(times, arith.MuliOp) else exact_types(times.lhs) & exact_types(times.rhs)
@@ -165,7 +170,19 @@ def _factors(info: NestAccess, value: SSAValue, loops: Sequence[Loop]) -> Factor
     element, sums = bf16 if bf16 in types else f16, loop.CONTRACTED
     if times.fastmath != sums and (kind := _stored_type(times.lhs)) == _stored_type(times.rhs) and kind in UNIT_FLOAT8:
         element, sums = kind, times.fastmath
-    return Factors({rows: times.lhs, columns: times.rhs}, element, picked, choice, sums)
+    scales = () if scale is None else _scales(info, scale, (rows, columns))
+    return None if scales is None else Factors({rows: times.lhs, columns: times.rhs}, element, picked, choice, sums, scales)
+
+
+def _scales(info: NestAccess, value: SSAValue, sides: tuple[Side, Side]) -> Sequence[tuple[Side, SSAValue]] | None:
+    """The factors of a number that each vary along one side at most; None where one varies along both."""
+    op = value.owner
+    if isinstance(op, arith.MulfOp) and not loop.is_contracted(op):
+        found = [_scales(info, x, sides) for x in op.operands]
+        return None if None in found else [one for part in found if part is not None for one in part]
+    own = Varying(info).of_value(value)
+    along = [side for side in sides if not own.isdisjoint(one.dim for one in side)]
+    return [((along or sides)[0], value)] if len(along) < len(sides) and is_straight(info, value) else None
 
 
 def _sides(loops: Sequence[Loop], left: frozenset[Expr], right: frozenset[Expr]) -> tuple[Side, Side]:

@@ -50,11 +50,11 @@ from .factor_types import FactorTypes
 from .grouped_products import as_grouped_terms
 from .joined_factors import as_selection, selected_factors, terms_by_part
 from .nd_small_convolutions import as_windows, without_library
-from .nd_small_products import EXACT, as_terms
+from .nd_small_products import EXACT, as_terms, with_bias
 from .pixel_products import convolution_as_product, gradients_as_products
 from .product_choice import Candidate, Choice, ProductChooser, product_and_bias
 from .product_padding import PART_BYTES, padded_product, product_call
-from .scaled_products import ScaledProduct, scaled_product
+from .scaled_products import ScaledProduct, block_terms, scaled_product
 
 MAX_OWN_MULTIPLICATIONS = 1 << 17
 """Multiplications of a product up to which a kernel of ours is faster: an extern call takes longer on the host than a launch
@@ -193,6 +193,10 @@ class NdLibraryProducts(Pass):
 
         def own_kernel(rw: Rewriter, op: nd.MatmulOp, bias: SSAValue | None = None) -> SSAValue | None:
             """A product, and its bias, as multiplications and a sum."""
+            one = scaled.get(op)
+            if one is not None and one.blocks:
+                self.remark(op, str(chosen[op]), "applied")
+                return with_bias(rw, block_terms(rw, one), bias)
             if is_tiny(op, hints, self.tiny):
                 return as_terms(rw, op, bias=bias)
             if is_short(op, self.short):
@@ -205,7 +209,6 @@ class NdLibraryProducts(Pass):
                 return as_terms(rw, op, bias=bias) if everything else None
             if choice.carries_scores:
                 carrying.add(op)
-            one = scaled.get(op)
             casts = exact_factors(op) if one is None else one.casts
             if casts is not None:
                 pairs = [(without_cast(rw, op.lhs, casts[0]), without_cast(rw, op.rhs, casts[1]))]
@@ -275,7 +278,7 @@ class NdLibraryProducts(Pass):
                 self.remark(call, str(found.pop(conv)), "missed")
                 take_back(conv, call)
             for one in list(scaled.values()):
-                if not found[one.product].generated and not is_tiny(one.product, hints, self.tiny):
+                if not found[one.product].generated and (one.blocks or not is_tiny(one.product, hints, self.tiny)):
                     del scaled[one.product]
                     self.remark(one.as_call(), str(found.pop(one.product)), "missed")
             chosen = {**found, **_parted(parted, found)}

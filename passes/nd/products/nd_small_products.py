@@ -73,12 +73,18 @@ def as_terms(
     wide = tensor_type(made)
     for other in others:
         made = rw.new(OPS["add"].new((made, other), wide))
-    if bias is not None:
-        b = tensor_type(bias)
-        if b.element_type != wide.element_type:
-            bias = rw.new(CastOp.new((bias,), TensorType.get(b.dims, wide.element_type, b.device.data)))
-        made = rw.new(OPS["add"].new((made, bias), wide))
+    made = with_bias(rw, made, bias)
     return made if wide == tensor_type(op.result) else rw.new(CastOp.new((made,), op.result.type))
+
+
+def with_bias(rw: Rewriter, made: SSAValue, bias: SSAValue | None) -> SSAValue:
+    """A product and a bias, if there is one, in the type of the product."""
+    if bias is None:
+        return made
+    wide, b = tensor_type(made), tensor_type(bias)
+    if b.element_type != wide.element_type:
+        bias = rw.new(CastOp.new((bias,), TensorType.get(b.dims, wide.element_type, b.device.data)))
+    return rw.new(OPS["add"].new((made, bias), wide))
 
 
 def sum_of_terms(

@@ -4,8 +4,13 @@
                                                                         %y = nd.cast (nd.add (nd.mul (nd.mul %p, %s), %t), %bias)
     %y = nd.extern %a, %b {call = _int_mm}                       ->     %y = nd.matmul (nd.cast %a), (nd.cast %b)
 
-Scales are those of whole factors, or of their rows and columns. The sums of such a product are less exact than those of f32: a unit for
-8-bit floats rounds them to fewer bits. Where the library stays, its call comes back as it was.
+Scales are those of whole factors, or of their rows and columns, or of blocks of 128 terms (of one row, or of 128): then the sums of each
+block are scaled before they are added up, as terms of two loops.
+
+    sum over (kb, k) of (%a[i, 128 kb + k] * %b[128 kb + k, j]) * (%s[i, kb] * %t[kb, j floordiv 128])
+
+The sums of such a product are less exact than those of f32: a unit for 8-bit floats rounds them to fewer bits. Where the library stays, its
+call comes back as it was.
 """
 
 from __future__ import annotations
@@ -14,16 +19,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from xdsl.dialects.builtin import ArrayAttr, Float32Type, bf16, f16, f32, i8, i32
+from xdsl.dialects.builtin import ArrayAttr, Float32Type, StringAttr, bf16, f16, f32, i8, i32
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ....dialects import nd
-from ....dialects.expr import ONE
+from ....dialects.expr import ONE, Expr, IndexMap, as_expr, dim
+from ....dialects.expr.syntax import IndexMapAttr
+from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.call_args import Arg, Enum
-from ....dialects.nd.pointwise import OPS, PARTLY_ROUNDED, ROUNDED, CastOp
+from ....dialects.nd.pointwise import CONTRACT, OPS, PARTLY_ROUNDED, ROUNDED, CastOp
 from ....dialects.nd.types import LayoutAttr, TensorType, tensor_type
 from ....dialects.support.float8 import UNIT_FLOAT8
 from ...cost.machine import Gpu
+from ..algebra.rewriter import Rewriter
+
+BLOCK_LENGTH = 128
+"""Terms, and rows or columns, of a block that has a scale."""
 
 RESULTS: dict[str, Attribute] = {"bfloat16": bf16, "float16": f16, "float32": f32}
 """Types of results, as a call names them."""
@@ -34,6 +45,16 @@ class Recipe(IntEnum):
 
     TENSORWISE = 0
     ROWWISE = 1
+    BLOCKS_OF_ONE_ROW = 4
+    BLOCKS_OF_ROWS = 5
+
+
+@dataclass(frozen=True)
+class BlockScales:
+    """Scales of blocks of a factor: of BLOCK_LENGTH terms, and `length` rows of it, or columns."""
+
+    scales: SSAValue
+    length: int
 
 
 @dataclass(frozen=True)
@@ -46,6 +67,8 @@ class ScaledProduct:
     result: SSAValue
     ops: Sequence[Operation]
     call: tuple[Sequence[SSAValue], Sequence[Attribute], dict[str, Attribute], dict[str, Attribute]]
+    blocks: Sequence[BlockScales] = ()
+    """The scales of blocks of each factor, which `ops` leave out: `block_terms` multiplies by them."""
 
     @property
     def casts(self) -> tuple[CastOp, CastOp]:
@@ -94,6 +117,7 @@ class _Arguments:
     scales: tuple[SSAValue, ...]
     bias: SSAValue | None
     sums: str | None
+    blocks: Sequence[BlockScales] = ()
 
 
 def scaled_product(call: nd.ExternOp) -> ScaledProduct | None:
@@ -132,7 +156,33 @@ def scaled_product(call: nd.ExternOp) -> ScaledProduct | None:
     kept = tuple(call.operands), [r.type for r in call.results], dict(call.properties), dict(call.attributes)
     call.detach()
     call.erase()
-    return ScaledProduct(product, found.sums, value, ops, kept)
+    return ScaledProduct(product, found.sums, value, ops, kept, found.blocks)
+
+
+def block_terms(rw: Rewriter, one: ScaledProduct) -> SSAValue:
+    """A product of factors with scales of blocks as multiplications and a sum, in f32."""
+    assert one.sums is not None
+    t = tensor_type(one.product.result)
+    rows, columns = t.dims
+    blocks = tensor_type(one.blocks[0].scales).dims[1]
+    sizes = (rows, columns, blocks, as_expr(BLOCK_LENGTH))
+    row, column, block, inside = (dim(k) for k in range(len(sizes)))
+    term = block * BLOCK_LENGTH + inside
+
+    def seen(value: SSAValue, *index: Expr) -> SSAValue:
+        view = tensor_type(value).with_dims(sizes)
+        return rw.new(nd.IndexViewOp.new((value,), view, map=IndexMapAttr.get(IndexMap(len(sizes), index))))
+
+    def times(a: SSAValue, b: SSAValue, sums: str | None = None) -> SSAValue:
+        op = OPS["mul"].new((a, b), t.with_dims(sizes))
+        if sums is not None:
+            op.attributes[CONTRACT] = StringAttr(sums)
+        return rw.new(op)
+
+    left, right = one.blocks
+    terms = times(seen(one.product.lhs, row, term), seen(one.product.rhs, term, column), one.sums)
+    scales = times(seen(left.scales, row // left.length, block), seen(right.scales, block, column // right.length))
+    return rw.new(nd.ReduceOp.new((times(terms, scales),), t, kind=StringAttr("sum"), dims=IntsAttr.get((2, 3))))
 
 
 def _arguments(op: nd.ExternOp) -> _Arguments | None:
@@ -145,7 +195,7 @@ def _arguments(op: nd.ExternOp) -> _Arguments | None:
         factors = op.operands[0], op.operands[1]
         return _Arguments(factors, (), None, None) if all(tensor_type(x).element_type == i8 for x in factors) else None
     if call.target == V2:
-        recipes = [(recipe,) for recipe in Recipe]
+        recipes = [(int(recipe),) for recipe in Recipe]
         plain = all(given.get(f"recipe_{x}") in recipes and given.get(f"swizzle_{x}") in ((), (0,)) for x in "ab")
         if not plain or given.get("contraction_dim"):
             return None
@@ -160,10 +210,14 @@ def _arguments(op: nd.ExternOp) -> _Arguments | None:
     if len(kinds) != 1 or not kinds <= UNIT_FLOAT8 or not isinstance(out, Enum) or out.value not in RESULTS:
         return None
     rows, columns = tensor_type(op.results[0]).dims
-    if not all(_scales(tensor_type(s), of) for s, of in zip(scales, ((rows, ONE), (ONE, columns)), strict=True)):
-        return None
     added = op.operands[bias.index] if isinstance(bias, Arg) else None
-    return _Arguments((left, right), (scales[0], scales[1]), added, ROUNDED if given.get("use_fast_accum") is True else PARTLY_ROUNDED)
+    sums = ROUNDED if given.get("use_fast_accum") is True else PARTLY_ROUNDED
+    if all(_scales(tensor_type(s), of) for s, of in zip(scales, ((rows, ONE), (ONE, columns)), strict=True)):
+        return _Arguments((left, right), (scales[0], scales[1]), added, sums)
+    depth = tensor_type(left).dims[1].value
+    found = [_blocks(s, side, depth, axis) for s, side, axis in zip(scales, (rows, columns), (0, 1), strict=True)]
+    blocks = [one for one in found if one is not None]
+    return _Arguments((left, right), (), added, sums, blocks) if len(blocks) == len(found) else None
 
 
 BYTES = "aten._int_mm.default"
@@ -182,3 +236,14 @@ ORDERS: dict[str, tuple[str, ...]] = {
 def _scales(t: TensorType, of: tuple[object, object]) -> bool:
     """Whether a tensor is the scale of a whole factor, or has one for each of its rows, or columns."""
     return isinstance(t.element_type, Float32Type) and (t.numel is ONE or t.dims == of)
+
+
+def _blocks(scales: SSAValue, side: Expr, depth: int | None, axis: int) -> BlockScales | None:
+    """Scales of blocks of a factor with `side` rows, along `axis` of the scales, and `depth` terms; None where they are something else."""
+    t = tensor_type(scales)
+    if depth is None or depth % BLOCK_LENGTH or t.rank != 2 or not isinstance(t.element_type, Float32Type):
+        return None
+    if t.dims[1 - axis].value != depth // BLOCK_LENGTH:
+        return None
+    lengths = {side: 1, (side + (BLOCK_LENGTH - 1)) // BLOCK_LENGTH: BLOCK_LENGTH}
+    return BlockScales(scales, lengths[t.dims[axis]]) if t.dims[axis] in lengths else None
