@@ -94,6 +94,13 @@ class Rewriter:
         op.erase()
         return value
 
+    def insert_behind(self, at: Operation, *ops: Operation) -> None:
+        """Insert new ops behind one that was visited, as they are."""
+        assert at.parent is not None
+        for op in reversed(ops):
+            op.location = at.location
+            at.parent.insert_op_after(op, at)
+
 
 def drop_dead(block: Block) -> int:
     """Remove the ops whose results nobody uses; how many they were."""

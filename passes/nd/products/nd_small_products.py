@@ -117,17 +117,22 @@ def sum_of_terms(
 
 
 def rounded_operand(rw: Rewriter, x: SSAValue) -> SSAValue:
-    """A tensor of 16-bit numbers, by way of f32 where something else than a cast computes it: a cast rounds wherever it stands."""
-    source = x
+    """A tensor of 16-bit numbers, by way of f32 where something else than a cast computes it: a cast rounds wherever it stands. What else
+    reads the tensor, or one that it is a view of, reads the rounded one, so that no nest stores both."""
+    source = place = x
     while isinstance(source.owner, nd.ViewOp | nd.IndexOp):
         source = source.owner.operands[0]
-    if isinstance(source.owner, Block | nd.ExternOp | CastOp):
+        place = source if len(list(source.uses)) > 1 else place
+    t = tensor_type(place)
+    wide = t.with_dtype(compute_type(t.element_type))
+    if isinstance(source.owner, Block | nd.ExternOp | CastOp) or wide == t:
         return x
-    t = tensor_type(x)
-    wide = TensorType.get(t.dims, compute_type(t.element_type), t.device.data)
-    if wide == t:
-        return x
-    return rw.new(CastOp.new((rw.new(CastOp.new((x,), wide)),), t))
+    widened = CastOp.new((place,), wide)
+    made = CastOp.new((widened.results[0],), t)
+    place.replace_uses_with_if(made.results[0], lambda use: use.operation is not widened)
+    assert isinstance(place.owner, Operation)
+    rw.insert_behind(place.owner, widened, made)
+    return made.results[0] if place is x else x
 
 
 def worthwhile(op: nd.MatmulOp, hints: Mapping[str, int], deepest: int = SMALL.side_elements, widest: int = SMALL.side_elements) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from support import lower
+from support import lower, without_data
 from torch.utils import _pytree as pytree
 from xdsl.dialects.builtin import bf16
 
@@ -109,6 +109,19 @@ def test_products_of_the_same_rows_are_nests_of_their_own():
     assert nests(lowered(function, *args, stages=("nd", "loop"))) == [["130", "100"], ["130", "100"]]
     function, args, _ = PROGRAMS["two matrices"]
     assert nests(lowered(function, *args, stages=("nd", "loop"))) == [["130", "100"]]
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_factor_that_is_a_result_is_stored_once(folded):
+    """What backward needs of a layer is what the next layer takes, by rows of a batch, too."""
+
+    def layers(x, w, v):
+        hidden = torch.relu(F.linear(x, w))
+        return F.linear(hidden.flatten(0, -2) if folded else hidden, v), hidden
+
+    args = [torch.empty(*((8, 512) if folded else (4096,)), 1024, dtype=BF16), torch.empty(4096, 1024, dtype=BF16)]
+    module = lowered(layers, *without_data([*args, args[1].mT], "cpu"), stages=("nd", "loop"))
+    assert [len(op.results) for op in module.walk() if op.name == "loop.nest"] == [1, 1]
 
 
 def test_what_a_row_reads_is_stored_rounded():
