@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,13 +33,13 @@ from ...targets.triton.gpu import is_portable
 from ..backend.compile_graph import build, fitted_pipeline, lower_graph
 from ..compiled.compiled import CompiledGraph
 from ..debug.compile_log import compile_lock
+from .branches import Branches
 from .elf_image import exported, link_image
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
     from xdsl.dialects.builtin import ModuleOp
 
-    from ...passes.manager.instrumentation import Remark
     from ...passes.manager.pass_manager import Pipeline
     from ...targets.host.description import ProgramDescription
     from ...targets.triton.kernels import Binary, GpuKernel
@@ -79,32 +79,16 @@ def _no_new_guards(gm: GraphModule, name: str) -> Iterator[None]:
         )
 
 
-@dataclass(frozen=True)
-class _Levels:
-    """Watches a pipeline for its stages alone."""
-
-    keep: Callable[[str, ModuleOp], None]
-
-    def graph(self, kind: str, gm: GraphModule, module: ModuleOp) -> None:
-        """See Watch."""
-
-    def stage(self, stage: str, module: ModuleOp) -> None:
-        """See Watch."""
-        if stage:
-            self.keep(stage, module)
-
-    def record(self, kind: str, what: object) -> None:
-        """See Watch."""
-
-    def remark(self, remark: Remark) -> None:
-        """See Watch."""
-
-
 class CodeSections:
-    """Compiles programs and collects the images of a package."""
+    """Compiles programs and collects the images of a package, level by level; what `levels` share is compiled once."""
 
-    def __init__(self, ir: bool = True) -> None:
+    def __init__(self, ir: bool = True, levels: Sequence[Level] = ()) -> None:
         self._keeps_ir = ir
+        self._levels = levels
+        self._compiled: dict[tuple[str, str], tuple[CompiledGraph, Branches, str]] = {}
+        """By entry point and kind of device: for the first level, which has the name behind."""
+        self._branches: list[Branches] = []
+        """Of the graph that is being compiled, and of its bodies."""
         self._cubins: dict[tuple[str, str], bytes] = {}
         self._ptx: dict[tuple[str, str], bytes] = {}
         """Of the best target whose PTX later GPUs take, compressed; the keys are those of the cubins."""
@@ -127,9 +111,31 @@ class CodeSections:
         self._level = None
 
     def compile(self, gm: GraphModule, options: Options, name: str) -> CompiledGraph:
-        """A graph for the target of the moment; the graph stays as it is."""
+        """A graph for the target of the moment; the graph stays as it is. Of one that was compiled for another level, only what differs
+        is compiled."""
+        assert self._level is not None
+        key = name, self._level.device
+        if key in self._compiled and (found := self._continued(name, options, *self._compiled[key])) is not None:
+            return found
+        self._branches.clear()
         with torch.no_grad(), _no_new_guards(gm, name):
-            return lower_graph(_copied(gm), (), options, kind="inference", make=partial(self._make, name))
+            compiled = lower_graph(_copied(gm), (), options, kind="inference", make=partial(self._make, name))
+        if len(self._branches) == 1 and not self._level.is_gpu:
+            self._compiled[key] = compiled, self._branches[0], self._here
+        return compiled
+
+    def _continued(self, name: str, options: Options, compiled: CompiledGraph, branches: Branches, first: str) -> CompiledGraph | None:
+        """A graph that was compiled for level `first`, for the target of the moment; None where nothing is known of it."""
+        assert self._level is not None
+        if (rest := branches.rest(self._level)) is None:
+            return None
+        module, pipeline = rest
+        watch = Branches(pipeline, (), self._keeper(name))
+        description, code, key = build(module, self._level.device, options, None, pipeline, watch)
+        for (level, target), text in list(self._ir.items()):
+            if target == first and level.startswith(f"{name}/"):
+                self._ir.setdefault((level, self._here), text)
+        return replace(compiled, description=description, code=code, code_key=key)
 
     def build(self, module: ModuleOp, device: str, options: Options, name: str) -> tuple[ProgramDescription, bytes, str]:
         """The description and the object of an imported graph for the target of the moment."""
@@ -146,11 +152,15 @@ class CodeSections:
         watch: Watch | None = None,
     ) -> tuple[ProgramDescription, bytes, str]:
         """What compile_graph.build does, with the IR of each level kept."""
-        if not self._keeps_ir:
-            return build(module, device, options, debug, pipeline, watch)
-        self._keep_ir(f"{name}/import", import_target(device), module)
-        levels = _Levels(lambda stage, level: self._keep_ir(f"{name}/{stage}", self._here, level))
-        return build(module, device, options, debug, pipeline, levels)
+        if self._keeps_ir:
+            self._keep_ir(f"{name}/import", import_target(device), module)
+        others = [level for level in self._levels if level is not self._level and not level.is_gpu] if device == "cpu" else []
+        self._branches.append(Branches(pipeline, others, self._keeper(name)))
+        return build(module, device, options, debug, pipeline, self._branches[-1])
+
+    def _keeper(self, name: str) -> Callable[[str, ModuleOp], None] | None:
+        """What keeps the IR behind a stage, where that is wanted."""
+        return (lambda stage, module: self._keep_ir(f"{name}/{stage}", self._here, module)) if self._keeps_ir else None
 
     @property
     def _here(self) -> str:

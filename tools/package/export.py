@@ -184,7 +184,7 @@ class _FunctionModule(torch.nn.Module):
 def package_sections(graphs: Sequence[ExportedGraph], levels: Sequence[Level], options: Options, ir: bool = True) -> list[Content]:
     """The sections of a package of these entry points."""
     weights = WeightTable()
-    code = CodeSections(ir)
+    code = CodeSections(ir, levels)
     contents: list[Content] = []
     for level in levels:
         with code.level(level):
