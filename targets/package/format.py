@@ -48,16 +48,22 @@ class Index(Record):
 
 
 def packed(sections: Sequence[tuple[Section, bytes | memoryview]], notes: dict[str, str], writer: str) -> list[bytes | memoryview]:
-    """The parts of a file, in order. offset, size and sha256 of the sections are filled in here; the same sections give the same bytes."""
+    """The parts of a file, in order. offset, size and sha256 of the sections are filled in here; the same sections give the same bytes,
+    and equal ones lie in the file once."""
     parts: list[bytes | memoryview] = [b""]
     placed: list[Section] = []
+    known: dict[tuple[str, int], int] = {}
+    """Where content begins that is there already, by its checksum and alignment."""
     at = HEADER.size + 4
     for section, content in sections:
         align = FileLayout.PAGE_BYTES if section.kind in ("code", "weights") else FileLayout.SECTION_BYTES
-        start = -(-at // align) * align
-        parts += [bytes(start - at), content]
-        placed.append(changed(section, offset=start, size=len(content), sha256=hashlib.sha256(content).hexdigest()))
-        at = start + len(content)
+        digest = hashlib.sha256(content).hexdigest()
+        start = known.get((digest, align))
+        if start is None:
+            start = known[digest, align] = -(-at // align) * align
+            parts += [bytes(start - at), content]
+            at = start + len(content)
+        placed.append(changed(section, offset=start, size=len(content), sha256=digest))
     index = schema.dump(Index(tuple(placed), notes))
     parts.append(index)
     digest = hashlib.sha256(index).digest()

@@ -36,6 +36,15 @@ def test_sections_are_found_by_kind_name_and_target(tmp_path):
             file.section("code", "backward", "cpu-v3")
 
 
+def test_equal_sections_lie_in_the_file_once():
+    content = random.Random(0).randbytes(3000)
+    twice = [(Section("ir", "nd", 0, 0, "", target), content) for target in ("cpu-v3", "cpu-v4")]
+    file = read_package(b"".join(packed([*twice, (Section("code", "f", 0, 0, ""), content)], {}, "0")))
+    first, second, code = file.index.sections
+    assert first.offset == second.offset != code.offset and code.offset % FileLayout.PAGE_BYTES == 0
+    assert bytes(file.content("ir", "nd", "cpu-v4")) == bytes(file.content("code", "f")) == content
+
+
 def test_a_foreign_file_a_missing_one_and_a_short_one_are_named(tmp_path):
     path = tmp_path / "a.stepwell"
     for content, message in [

@@ -75,7 +75,7 @@ def facts_of(file: PackageFile) -> Facts:
     signature: Signature = file.load(Signature, "signature")
     weights: Weights = file.load(Weights, "weights-table")
     parts = Counter[str]()
-    for section in file.index.sections:
+    for section in {(s.offset, s.size): s for s in file.index.sections}.values():  # equal ones lie in the file once
         parts[section.kind] += section.size
     programs = [_program(file, s) for s in file.of_kind("program") if s.name != SELFTEST]
     records = {s.name: file.load(ProgramRecord, "program", s.name, s.target) for s in file.of_kind("program")}
