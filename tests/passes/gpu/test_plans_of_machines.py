@@ -5,10 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from support import lower, without_data
+from support import import_function, lower, without_data
 
 from stepwell.dialects import loop
+from stepwell.dialects.machine import MACHINE, MachineAttr
+from stepwell.dialects.tt.compute import DotOp
+from stepwell.dialects.tt.types import shape_of
 from stepwell.passes.cost.machine.gpu import MACHINES, machine
+from stepwell.passes.manager.instrumentation import Instrumentation
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import parse_pipeline
+from stepwell.tools.backend.compile_graph import context
 
 BF16 = torch.bfloat16
 
@@ -63,6 +70,54 @@ def test_rows_are_shared_by_programs_where_the_cache_does_not_hold_them():
         return "group = " in str(imported.module)
 
     assert shares("sm_80") and not shares("sm_90")
+
+
+def gradient(g, x, w):
+    """By the image, of a convolution by steps of 2 behind a ReLU."""
+    numbers = [2, 2], [1, 1], [1, 1], False, [0, 0], 1
+    found = torch.ops.aten.convolution_backward(g, x, w, None, *numbers, [True, False, False])[0]
+    return torch.where(x > 0, found, 0)
+
+
+def last(*shape):
+    return torch.empty(shape, dtype=BF16, memory_format=torch.channels_last)
+
+
+WIDE, BYTES = torch.empty(4096, 4096), torch.empty(4096, 4096, dtype=torch.float8_e4m3fn)
+PRODUCTS = {
+    "price": (gradient, (last(64, 256, 28, 28), last(64, 128, 56, 56), last(256, 128, 3, 3)), "a call of the library: by price (library"),
+    "not measured": (lambda x, w: F.relu(x @ w), (WIDE, WIDE), "nobody has measured what generated products of f32 reach on this GPU"),
+    "no units": (
+        lambda x, w, s, t: F.relu(torch._scaled_mm(x, w.t(), s, t, out_dtype=BF16, use_fast_accum=True)),
+        (BYTES, BYTES, torch.empty(4096, 1), torch.empty(1, 4096)), "the GPU has no units for products of 8-bit floats",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PRODUCTS)
+def test_products_are_generated_where_the_machine_makes_that_cheaper(case):
+    """nd-library-products: remarks of an H100 and an A100 (data sheet), with the prices of both ways."""
+    function, args, reason = PRODUCTS[case]
+    said: dict[str, list[str]] = {"sm_90": [], "sm_80": []}
+    for name, remarks in said.items():
+        module = import_function(function, *without_data(args, "cpu")).module
+        module.attributes[MACHINE] = MachineAttr.from_text(name)
+        passes = parse_pipeline("nd-canonicalize,nd-library-products")
+        run(passes, module, context(), Instrumentation(remarks=lambda r, m=remarks: m.append(r.text)))
+    assert any("generated: by price" in one and "(library" in one for one in said["sm_90"])
+    assert any(reason in one for one in said["sm_80"]) and not any("generated: by price" in one for one in said["sm_80"])
+
+
+def test_blocks_of_products_differ_with_the_rates():
+    """512 x 3072 x 768: the cache of an A100 feeds its units with wider blocks of fewer rows."""
+
+    def block(name: str) -> list[int]:
+        args = without_data([torch.empty(512, 768, dtype=BF16), torch.empty(3072, 768, dtype=BF16)], "cpu")
+        module = lower(lambda x, w: F.gelu(x @ w.t()), *args, machine=name).module
+        (dot,) = [op for op in module.walk() if isinstance(op, DotOp)]
+        return list(shape_of(dot.d.type) or ())
+
+    assert block("sm_80") != block("sm_90")
 
 
 @pytest.mark.parametrize("name", [*MACHINES, "sm_86", "sm_100", "gfx950"])
