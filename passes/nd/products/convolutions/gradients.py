@@ -7,15 +7,13 @@ That of a transposed convolution is a plain one. The library computes both gradi
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from xdsl.dialects.builtin import ArrayAttr, UnitAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute
 
 from .....dialects import nd
 from .....dialects.nd.base import IntsAttr
-from .....dialects.nd.call_args import Arg, CallAttr
+from .....dialects.nd.call_args import Arg, Call, CallAttr
 from .....dialects.nd.types import FLOATS, TensorType, tensor_type
 from ..pixel_products import BACKWARD
 
@@ -45,7 +43,7 @@ def without_image_gradient(call: nd.ExternOp) -> None:
     *arguments, wanted = call.call.data.args
     if any(wanted[1:]):
         properties: dict[str, Attribute] = dict(call.properties)
-        properties["call"] = CallAttr(replace(call.call.data, args=(*arguments, (False, *wanted[1:]))))
+        properties["call"] = CallAttr(Call(call.call.data.target, (*arguments, (False, *wanted[1:])), call.call.data.kwargs))
         properties["kept"] = IntsAttr.get([k for k, one in enumerate(wanted) if one and k])
         if call.result_layouts is not None:
             properties["result_layouts"] = ArrayAttr(call.result_layouts.data[1:])
