@@ -35,7 +35,7 @@ class Snapshot:
 
 def change(before: Snapshot, after: Snapshot, texts: Pool) -> dict[str, Any]:
     """`added` and `removed` lines, and either `diff`, the place of a unified difference, or `before` and `after`, those of whole texts
-    where the difference is no shorter; nothing where nothing changed."""
+    where these add less to what is kept; nothing where nothing changed."""
     if after is before or after.keys == before.keys:
         return {}
     matcher = SequenceMatcher(None, before.keys, after.keys)
@@ -44,7 +44,7 @@ def change(before: Snapshot, after: Snapshot, texts: Pool) -> dict[str, Any]:
     removed, added = sum(b - a for _, a, b, _, _ in changed), sum(d - c for _, _, _, c, d in changed)
     data: dict[str, Any] = {"added": added, "removed": removed}
     difference = _unified(groups, before.text.splitlines(), after.text.splitlines())
-    if len(difference) < len(before.text) + len(after.text):
+    if len(difference) < sum(len(text) for text in (before.text, after.text) if text not in texts):
         return {**data, "diff": texts.place(difference)}
     return {**data, "before": texts.place(before.text), "after": texts.place(after.text)}
 

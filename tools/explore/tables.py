@@ -18,6 +18,9 @@ class Pool:
         self.items: list[Any] = []
         self._places: dict[Hashable, int] = {}
 
+    def __contains__(self, item: Hashable) -> bool:
+        return item in self._places
+
     def place(self, item: Hashable) -> int:
         """Where an item is, put at the end if it is new."""
         found = self._places.setdefault(item, len(self.items))

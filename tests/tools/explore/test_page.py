@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import gzip
+import importlib.util
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -183,6 +185,22 @@ FAINT = """(() => {
 """Texts with less contrast to what is behind them than WCAG 2.1 asks for."""
 
 
+AXE = importlib.util.find_spec("axe_playwright_python")
+"""A package that brings axe-core, the checker of accessibility (pip install --no-deps axe-playwright-python)."""
+
+
+@pytest.mark.skipif(AXE is None, reason="axe-playwright-python, which brings axe-core, is not installed")
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_nothing_serious(browser, file, dark):
+    browser.open(file, width=WIDE, dark=dark)
+    assert AXE is not None and AXE.origin is not None
+    browser.value(Path(AXE.origin).with_name("axe.min.js").read_text() + ";0")
+    for view in VIEWS:
+        browser.value(f"document.getElementById('tab-{view}').click()")
+        found = browser.value("axe.run().then(r => r.violations.map(v => `${v.impact}: ${v.help}: ${v.nodes[0].html}`))")
+        assert [one for one in found if one.startswith(("serious", "critical"))] == [], view
+
+
 def test_text_of_a_program_is_never_markup(browser, scores, tmp_path):
     data = json.loads(scores.json())
     level = next(one for one in data["graphs"][0]["levels"] if one["name"] == "loop")
@@ -191,7 +209,8 @@ def test_text_of_a_program_is_never_markup(browser, scores, tmp_path):
     file = tmp_path / "hostile.html"
     Exploration(data).write_html(file)
     browser.open(file.as_uri())
-    browser.value("document.getElementById('tab-plan').click()")
+    for view in VIEWS:
+        browser.value(f"document.getElementById('tab-{view}').click()")
     assert browser.value("document.querySelectorAll('img').length") == 0
     assert browser.value("document.title") == f"stepwell: {HOSTILE}"
 

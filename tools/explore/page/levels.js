@@ -38,6 +38,7 @@ class LevelsView {
     this.open.has(id) ? this.open.delete(id) : this.open.add(id);
     this.draw();
     this.mark(this.chosen);
+    this.bring(null);
   }
 
   pane(pane) {
@@ -46,7 +47,7 @@ class LevelsView {
       const source = pane.file !== undefined ? this.graph.data.sources[pane.file] : pane.level;
       const folds = new Map((pane.level?.operations ?? []).flatMap((op) => (op.end ? [[op.line, op.end]] : [])));
       viewer = new Viewer(pane.title, this.graph.text(source.text), pane.level?.language ?? "python", folds, {
-        hover: (line) => this.mark(line ? this.graph.originsOfLine(pane, line) : this.chosen, pane.id),
+        hover: (line) => this.mark(line ? this.graph.originsOfLine(pane, line) : this.chosen),
         choose: (line) => this.choose(pane, line),
       });
       this.viewers.set(pane.id, viewer);
@@ -56,21 +57,25 @@ class LevelsView {
     return h("section", { class: "pane", "data-pane": pane.id }, h("h2", {}, pane.title, edit), viewer.element);
   }
 
-  mark(origins, besides = null) {
+  mark(origins) {
+    for (const pane of this.all) if (this.open.has(pane.id)) this.viewers.get(pane.id).mark(this.graph.linesOf(pane, origins));
+  }
+
+  /** Scroll every pane but one to the first of its marked lines, where none is in sight. */
+  bring(besides) {
     for (const pane of this.all) {
-      if (!this.open.has(pane.id)) continue;
-      const viewer = this.viewers.get(pane.id), lines = this.graph.linesOf(pane, origins);
-      viewer.mark(lines);
-      if (origins.length && pane.id !== besides && lines.size && ![...lines].some((line) => inSight(viewer, line)))
-        viewer.reveal(Math.min(...lines));
+      const viewer = this.viewers.get(pane.id);
+      if (!this.open.has(pane.id) || pane.id === besides || !viewer.marked.size) continue;
+      if (![...viewer.marked].some((line) => inSight(viewer, line))) viewer.reveal(Math.min(...viewer.marked));
     }
   }
 
   choose(pane, line) {
     for (const [id, viewer] of this.viewers) if (id !== pane.id) viewer.chosen = 0;
     this.chosen = this.graph.originsOfLine(pane, line);
-    this.mark(this.chosen, pane.id);
     this.describe(pane, line);
+    this.mark(this.chosen);
+    this.bring(pane.id);
   }
 
   /** Open a pane if need be, and choose a line of it. */

@@ -44,10 +44,19 @@ class App {
     this.number = number;
     this.graph = new Graph(this.data, number);
     this.graphs.value = number;
-    for (const view of Object.values(this.views)) view.show(this.graph);
+    this.stale = new Set(Object.keys(this.views));
+    this.refresh("levels");
+    this.refresh(this.current);
+  }
+
+  /** A view draws a graph when it is looked at first. */
+  refresh(name) {
+    if (this.stale.delete(name)) this.views[name].show(this.graph);
   }
 
   open(name) {
+    this.current = name;
+    if (this.graph) this.refresh(name);
     for (const one of Object.keys(this.views)) {
       document.getElementById(`view-${one}`).hidden = one !== name;
       const tab = document.getElementById(`tab-${one}`);

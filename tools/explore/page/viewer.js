@@ -117,7 +117,7 @@ class Viewer {
     const words = tokens(this.language, this.lines[number - 1]).map(([name, text]) => (name ? h("span", { class: name }, text) : text));
     return h("div", {
       class: names.join(" "), id: `${this.name}-${number}`, role: "option", "aria-selected": String(number === this.chosen),
-      "aria-posinset": number, "aria-setsize": this.lines.length, "data-line": number,
+      "aria-label": this.lines[number - 1].trim() ? null : "empty line", "aria-posinset": number, "aria-setsize": this.lines.length, "data-line": number,
     }, h("span", { class: "fold", "aria-hidden": "true" }, fold), h("span", { class: "number", "aria-hidden": "true" }, String(number)), ...words);
   }
 
@@ -172,8 +172,9 @@ class Viewer {
 
   /** Bring a line into sight, unfolded. */
   reveal(line) {
-    for (const first of [...this.folded]) if (first < line && line < this.folds.get(first)) this.folded.delete(first);
-    this.refold();
+    const around = [...this.folded].filter((first) => first < line && line < this.folds.get(first));
+    for (const first of around) this.folded.delete(first);
+    if (around.length) this.refold();
     this.rows.show(this.shown.indexOf(line));
   }
 }
