@@ -16,14 +16,15 @@ stored [K, N].
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from ....passes.cost.machine.prices import prices
 from .convert import convert_rows
 from .ir import Function, Value
 from .kernels import KERNEL_TYPES, dot_kernel, tile_kernel, vector_kernel
 from .pack import column_sums, pack_a_rows, pack_b_columns, pack_rows
-from .spec import ELEMENT_BYTES, LLVM_TYPE, GemmSpec, Shape
+from .spec import BYTES, ELEMENT_BYTES, LLVM_TYPE, GemmSpec, Shape
 
 BLOCK_ARGS = (
     *(("ptr", name) for name in ("a", "b", "c")),
@@ -101,6 +102,16 @@ class BlockPlan:
         """Rows of A are packed: to be converted, for their last unit, or because they lie far apart."""
         return self.special == "dot" or self.shape.converts or self.shape.k_unit > 1
 
+    def dot_shape(self, rows: int) -> Shape:
+        """How so many rows are multiplied in dot products: bytes as floats, where making pairs of bfloats of them is most of the work."""
+        if self.shape.pairs and self.spec.b_type in BYTES and rows <= 2:
+            return Shape(replace(self.spec, isa="avx512"))
+        return self.shape
+
+    def dot_depth(self, rows: int) -> int:
+        """Elements of K that so many rows go through at once: they share the room for packed rows."""
+        return BLOCKS.dot_depth * self.dot_shape(rows).k_unit * max(r for r, _ in self.dot_tiles()) // rows
+
     def tile_rows(self) -> list[int]:
         """Rows of the next register tile by rows left."""
         if self.shape.isa.rows == 4:
@@ -129,10 +140,16 @@ def block_functions(plan: BlockPlan, symbol: str) -> list[str]:
     out += _tables(symbol, "tile", names, rows, [shape.width] * TABLE_ENTRIES)
     if plan.special == "dot":
         tiles = plan.dot_tiles()
+        shapes = {plan.dot_shape(r): f"{symbol}_pack_a_{plan.dot_shape(r).unit}" for r, _ in tiles}
+        out += [pack_a_rows(one, name) for one, name in shapes.items()]
         for r, c in sorted(set(tiles)):
-            out.append(dot_kernel(shape, f"{symbol}_dot{r}x{c}", r, c))
+            out.append(dot_kernel(plan.dot_shape(r), f"{symbol}_dot{r}x{c}", r, c))
         names = [f"{symbol}_dot{r}x{c}" for r, c in tiles]
         out += _tables(symbol, "dot", names, [r for r, _ in tiles], [c for _, c in tiles])
+        out.append(_table(f"{symbol}_dot_packs", "ptr", [f"@{shapes[plan.dot_shape(r)]}" for r, _ in tiles]))
+        units = [plan.dot_shape(r) for r, _ in tiles]
+        out.append(_table(f"{symbol}_dot_bytes", "i64", [one.packed_bytes // one.k_unit for one in units]))
+        out.append(_table(f"{symbol}_dot_depths", "i64", [plan.dot_depth(r) for r, _ in tiles]))
     if plan.special == "vector":
         out.append(vector_kernel(shape, f"{symbol}_vector"))
         out += _tables(symbol, "vector", [f"{symbol}_vector"] * TABLE_ENTRIES, [1] * TABLE_ENTRIES, [BLOCKS.vector_columns] * TABLE_ENTRIES)
@@ -156,12 +173,13 @@ def block_functions(plan: BlockPlan, symbol: str) -> list[str]:
 
 
 def _tables(symbol: str, form: str, kernels: list[str], rows: list[int], columns: list[int]) -> list[str]:
-    pointers = ", ".join(f"ptr @{name}" for name in kernels)
-    return [
-        f"@{symbol}_{form}_kernels = internal constant [{TABLE_ENTRIES} x ptr] [{pointers}]\n",
-        f"@{symbol}_{form}_rows = internal constant [{TABLE_ENTRIES} x i64] [{', '.join(f'i64 {r}' for r in rows)}]\n",
-        f"@{symbol}_{form}_columns = internal constant [{TABLE_ENTRIES} x i64] [{', '.join(f'i64 {c}' for c in columns)}]\n",
-    ]
+    pointers = [f"@{name}" for name in kernels]
+    parts = (("kernels", "ptr", pointers), ("rows", "i64", rows), ("columns", "i64", columns))
+    return [_table(f"{symbol}_{form}_{name}", ty, values) for name, ty, values in parts]
+
+
+def _table(name: str, ty: str, values: Sequence[Value]) -> str:
+    return f"@{name} = internal constant [{TABLE_ENTRIES} x {ty}] [{', '.join(f'{ty} {value}' for value in values)}]\n"
 
 
 class _Block:
@@ -236,9 +254,7 @@ class _Block:
         self.kc_max, self.nc_max = f.mul(per_block, shape.k_unit), nc
         if plan.special:
             if plan.special == "dot":
-                rows = self._load_entry("dot_rows", self.m)
-                deepest = f.div(BLOCKS.dot_depth * shape.k_unit * max(r for r, _ in plan.dot_tiles()), rows)
-                blocks = f.max(f.ceil_div("%depth", deepest), 1)
+                blocks = f.max(f.ceil_div("%depth", self._load_entry("dot_depths", "i64", self.m)), 1)
                 kc, nc = f.max(f.round_up(f.ceil_div("%depth", blocks), 64), 64), BLOCKS.dot_columns
             else:
                 kc, nc = f.max("%depth", 1), BLOCKS.vector_columns
@@ -289,11 +305,11 @@ class _Block:
                 if shape.is_shifted:
                     f.do(f"call void @{self.symbol}_column_sums(ptr {self._panel(j.i)}, i64 {self.units})")
 
-    def _load_entry(self, table: str, rows: Value) -> str:
+    def _load_entry(self, table: str, ty: str, rows: Value) -> str:
         """What a table has for so many rows."""
         f = self.f
         index = f.min(rows, TABLE_ENTRIES - 1)
-        return f.load("i64", f.at(f"@{self.symbol}_{table}", f.mul(index, 8)), 8)
+        return f.load(ty, f.at(f"@{self.symbol}_{table}", f.mul(index, 8)), 8)
 
     def _table(self, what: str, ty: str, index: Value) -> str:
         f, plan = self.f, self.plan
@@ -310,7 +326,7 @@ class _Block:
         kernel = self._table("kernels", "ptr", index)
         mr = str(f.min(self._table("rows", "i64", index), left))
         columns = self._table("columns", "i64", index)
-        a, ars, acs = self._strip_of_a(i, mr, group)
+        a, ars, acs = self._strip_of_a(i, left, mr, group)
         if plan.direct:
             row = f.at(f.at("%c", f.mul(i, self.ldc)), f.mul(self.jc, shape.acc_bytes))
         else:
@@ -360,8 +376,8 @@ class _Block:
             args = f"ptr {self._a_at(i)}, i64 {self.lda}, i64 {self.kc}, i64 {f.sub(end, i)}, ptr {self.a_pack}"
             f.do(f"call void @{self.symbol}_pack_a({args})")
 
-    def _strip_of_a(self, i: str, mr: str, group: str) -> tuple[str, Value, Value]:
-        """Where the kernel reads A: pointer, stride of rows, stride of steps."""
+    def _strip_of_a(self, i: str, left: Value, mr: str, group: str) -> tuple[str, Value, Value]:
+        """Where the kernel reads A: pointer, stride of rows, stride of steps. `left`: rows of A from here on, `mr` of which it takes."""
         f, plan, shape, spec = self.f, self.plan, self.shape, self.spec
         source = self._a_at(i)
         if spec.trans_a:
@@ -379,10 +395,14 @@ class _Block:
         else:
             use_pack = "false"
         use_pack = f.pick(self.special, "true" if plan.special == "dot" else "false", use_pack, "i1")
-        row_bytes = f.add(f.round_up(f.mul(self.kc, shape.packed_bytes // shape.k_unit), 64), 64)
+        pack, element = f"@{self.symbol}_pack_a", shape.packed_bytes // shape.k_unit
+        if plan.special == "dot":
+            pack = f.pick(self.special, self._load_entry("dot_packs", "ptr", left), pack, "ptr")
+            element = f.pick(self.special, self._load_entry("dot_bytes", "i64", left), element)
+        row_bytes = f.add(f.round_up(f.mul(self.kc, element), 64), 64)
         with f.when(str(use_pack)):
             args = f"ptr {source}, i64 {self.lda}, i64 {mr}, i64 {self.kc}, ptr {self.a_pack}, i64 {row_bytes}"
-            f.do(f"call void @{self.symbol}_pack_a({args})")
+            f.do(f"call void {pack}({args})")
         step = f.pick(self.special, shape.element, shape.element * shape.k_unit)
         return (
             str(f.pick(str(use_pack), self.a_pack, source, "ptr")),
