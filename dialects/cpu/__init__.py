@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .attention import AttentionOp
+from .attention import AttentionOp, WeighedOp
 from .gemm import GemmOp
 from .lanes import ConcatOp, ExtractOp, InsertOp, ShuffleOp, SliceOp, TransposeOp
 from .memory import AtomicAddOp, CopyOp, GatherOp, LoadOp, LocalOp, PrefetchOp, PtrAddOp, ScatterOp, StoreOp
@@ -62,6 +62,7 @@ __all__ = [
     "SplatOp",
     "StoreOp",
     "TransposeOp",
+    "WeighedOp",
     "YieldOp",
     "element_of",
     "lanes_of",

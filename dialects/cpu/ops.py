@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from xdsl.ir import Dialect
 
-from .attention import AttentionOp
+from .attention import AttentionOp, WeighedOp
 from .gemm import GemmOp
 from .lanes import ConcatOp, ExtractOp, InsertOp, ShuffleOp, SliceOp, TransposeOp
 from .memory import AtomicAddOp, CopyOp, GatherOp, LoadOp, LocalOp, PrefetchOp, PtrAddOp, ScatterOp, StoreOp
@@ -45,6 +45,7 @@ Cpu = Dialect(
         CallOp,
         GemmOp,
         AttentionOp,
+        WeighedOp,
         AssertOp,
         PhiloxOp,
         LoadOp,

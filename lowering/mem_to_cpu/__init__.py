@@ -25,6 +25,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop, mem
+from ...dialects.cpu import KernelOp
 from ...dialects.expr import Expr
 from ...dialects.expr.ranges import RangeEnv
 from ...dialects.host import LaunchOp
@@ -43,6 +44,7 @@ from .body import UnsupportedBody
 from .contract import ContractLowering
 from .joined import JoinedKernel, JoinLowering
 from .kernel import lower_nest, lower_part
+from .weighed import WeighedLowering, term_functions
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,9 @@ class MemToCpu(Pass):
         contracts = ContractLowering(op.body.block.add_op, self.library)
         attentions = AttentionLowering(op.body.block.add_op)
         grains: dict[str, int] = {}
+        terms = term_functions(op)
+        weighed = WeighedLowering(op, outliner.of_block)
+        weighed.lower_functions(terms.values())
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             if loop.batch_symbols(func) is not None:
                 grains[func.sym_name.data] = min((grain_of(n) for n in func.walk() if is_nest_in_memory(n)), default=SERIAL_NS)
@@ -72,7 +77,7 @@ class MemToCpu(Pass):
             for contract in [c for c in func.walk() if isinstance(c, loop.ContractOp)]:
                 contracts.lower(contract)
             for call in [c for c in func.body.block.ops if isinstance(c, mem.ExternOp)]:
-                if attentions.lower(call):
+                if attentions.lower(call) or weighed.lower(call):
                     self.statistic("num-attention")
         BatchLowering(op, grains).run()
 
@@ -109,6 +114,14 @@ class CpuOutliner(Outliner):
         part = JoinedKernel(info, arguments.symbols, units, max(1, round(schedule.cost * NS_PER_UNIT)), schedule.grain)
         self._joins.add_part(name, part)
         return kernel, arguments, {}
+
+    def of_block(self, name: str, nest: loop.NestOp) -> tuple[KernelOp, Arguments]:
+        """The kernel of a nest that generated code calls, by one thread."""
+        self.part = False
+        kernel, arguments, _ = self.kernel(name, nest, self.access(nest))
+        assert isinstance(kernel, KernelOp)
+        kernel.location = nest.location
+        return kernel, arguments
 
     def join(self, launches: Sequence[LaunchOp]) -> None:
         """Make one launch of several that were made as parts."""

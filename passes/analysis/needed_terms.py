@@ -118,6 +118,11 @@ def guards_by_kind(info: NestAccess, node: Node) -> list[list[Guard]]:
     return found
 
 
+def guards_of_value(info: NestAccess, value: SSAValue, neutral: float) -> list[Guard]:
+    """The choices between a number and another value that a value is made of."""
+    return _guards(info, value, neutral)
+
+
 def _of_all_terms(info: NestAccess, node: Node, guard: Guard) -> Guard:
     """A choice without the expressions in which a loaded number varies from term to term."""
     own = {one.dim for inner in node.walk() for one in inner.loops}

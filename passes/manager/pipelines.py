@@ -22,8 +22,8 @@ from .pipeline_text import Element, Option, PipelineValue, build_pass, parse_tex
 TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {
         "nd": (
-            "nd-canonicalize", "nd-attention", "attention-select", "nd-sink-cat{merged}", "nd-convolution-products", "nd-stack-products",
-            "nd-narrow-factors",
+            "nd-canonicalize", "nd-attention", "nd-weigh-rows", "attention-select", "nd-sink-cat{merged}", "nd-convolution-products",
+            "nd-stack-products", "nd-narrow-factors",
             "nd-small-products", "nd-small-convolutions", "nd-split-reductions",
         ),
         "loop": (
@@ -31,8 +31,8 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
             "loop-fuse-windows", "contract-bias", "loop-inline", "contract-accumulate", "loop-layout", "loop-fuse-tables", "loop-order",
         ),
         "mem": (
-            "loop-to-mem", "mem-pack-operands", "mem-split-scalars", "mem-stage-rows", "mem-plan", "loop-schedule", "mem-join-nests",
-            "contract-select",
+            "loop-to-mem", "mem-term-blocks", "mem-pack-operands", "mem-split-scalars", "mem-stage-rows", "mem-plan", "loop-schedule",
+            "mem-join-nests", "contract-select",
         ),
         "cpu": ("mem-to-cpu",),
         "host": ("to-host",),

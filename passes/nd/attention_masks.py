@@ -17,7 +17,7 @@ from xdsl.ir import SSAValue
 
 from ...dialects import nd
 from ...dialects.expr import ONE, Expr
-from ...dialects.nd.pointwise import OPS, CastOp, CmpOp, SelectOp
+from ...dialects.nd.pointwise import OPS, CastOp, CmpOp, PointwiseOp, SelectOp
 from ...dialects.nd.types import TensorType, tensor_type
 from .algebra.rewriter import Rewriter
 
@@ -36,6 +36,11 @@ class Mask:
     def is_causal(self) -> bool:
         """Whether query i sees the keys 0 to i, and that is all."""
         return self.bias is None and not self.hidden and self.condition is not None and _is_causal(self.condition)
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the condition is not in memory anyway."""
+        return self.condition is not None and isinstance(self.condition.owner, PointwiseOp)
 
     def fits(self, scores: TensorType) -> bool:
         """Whether the call takes it: along each dimension of the scores it has all elements or one, all keys among them."""

@@ -200,6 +200,8 @@ def attention(rw: Rewriter, op: nd.MatmulOp) -> SSAValue | None:
         return None
     if tensor_type(found.query).element_type not in GENERATED and not has_library(op):
         return None
+    if found.mask.is_computed and not found.mask.is_causal and tensor_type(found.query).element_type in GENERATED:
+        return None  # nd-weigh-rows takes these
     return _replaced(rw, op, found, _flash_call)
 
 

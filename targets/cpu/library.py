@@ -16,9 +16,11 @@ import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
 
-from .attention.spec import AttentionSpec
+from .attention.spec import AttentionSpec, WeighedSpec
 from .cache import shared_object
 from .gemm.spec import ISAS, GemmSpec
+
+LibrarySpec = GemmSpec | AttentionSpec | WeighedSpec
 
 _TYPES = "f32|bf16|f16|f64|i8|u8|i32"
 _ISAS = "|".join(sorted(ISAS, key=len, reverse=True))
@@ -28,11 +30,15 @@ _GEMM = re.compile(
 )
 _ATTENTION = re.compile(rf"stepwell_attention_(?P<dtype>{_TYPES})_(?P<isa>{_ISAS})_shared")
 
+_WEIGHED = re.compile(
+    rf"stepwell_weighed_(?P<dtype>{_TYPES})_(?P<isa>{_ISAS})_(?P<kind>softmax|sum)_(?P<scores>\d+)_(?P<weights>\d+)_shared"
+)
+
 _loaded: dict[str, object] = {}
 """The linked libraries by symbol; they live as long as the process."""
 
 
-def spec_of(symbol: str) -> GemmSpec | AttentionSpec | None:
+def spec_of(symbol: str) -> LibrarySpec | None:
     """What a symbol asks for; None if it is not one of this library."""
     found = _GEMM.fullmatch(symbol)
     if found is not None:
@@ -47,12 +53,19 @@ def spec_of(symbol: str) -> GemmSpec | AttentionSpec | None:
             tile=found["tile"] is not None,
             b=found["by"] or "",
         )
+    found = _WEIGHED.fullmatch(symbol)
+    if found is not None:
+        return WeighedSpec(found["dtype"], found["isa"], int(found["scores"]), int(found["weights"]), found["kind"] == "softmax")
     found = _ATTENTION.fullmatch(symbol)
     return AttentionSpec(found["dtype"], found["isa"]) if found is not None else None
 
 
-def module_of(spec: GemmSpec | AttentionSpec) -> str:
+def module_of(spec: LibrarySpec) -> str:
     """The LLVM module that defines `spec.shared_symbol`."""
+    if isinstance(spec, WeighedSpec):
+        from .attention.weighed import shared_weighed_module
+
+        return shared_weighed_module(spec)
     if isinstance(spec, AttentionSpec):
         from .attention.driver import shared_attention_module
 
@@ -102,7 +115,7 @@ def library_symbols(names: Iterable[str]) -> dict[str, int]:
     return {name: _address(name, spec) for name in names if (spec := spec_of(name)) is not None}
 
 
-def _address(symbol: str, spec: GemmSpec | AttentionSpec) -> int:
+def _address(symbol: str, spec: LibrarySpec) -> int:
     from .jit import Library, load_object
 
     with _lock:

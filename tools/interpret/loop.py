@@ -22,6 +22,7 @@ from ...dialects.nd.base import prop
 from ...dialects.nd.call_args import KERNEL_CALL
 from ...dialects.nd.types import LayoutAttr, TensorType
 from ...lowering.fx_to_nd.core.metadata import TORCH_DTYPES
+from ...passes.analysis.weighed_calls import TARGET as WEIGHED
 from ...targets.cpu.jit import Library
 from ...targets.host.interpreted.python_runtime import reinterpret
 from .batch import run_batch
@@ -30,6 +31,7 @@ from .kernels import call_cpu_kernel, cpu_kernels, described_tensor, kernel_modu
 from .nd import NdInterpreter, call_arguments, find_operator
 from .nest import AccessCounter, Memory, NestRunner, Order, poisoned
 from .tt.run import run_kernel
+from .weighed import run_weighed
 
 
 class LoopInterpreter(NdInterpreter):
@@ -178,6 +180,8 @@ class LoopInterpreter(NdInterpreter):
             result = args[0](*args[1:])
         elif call.target == KERNEL_CALL:
             result = run_user_kernel(op, args)
+        elif call.target == WEIGHED:
+            result = run_weighed(self, op, call, values)
         else:
             result = find_operator(call.target)(*args, **kwargs)
         leaves = [leaf for leaf in _flat(result) if leaf is not None]

@@ -26,10 +26,12 @@ from ...dialects.nd.types import LayoutAttr, TensorType, tensor_type
 from ...dialects.support.special import ORTHOGONAL_POLYNOMIALS
 from ...lowering.fx.philox import random_numbers
 from ...lowering.fx_to_nd.core.metadata import TORCH_DTYPES
+from ...passes.analysis.weighed_calls import TARGET as WEIGHED
 from ...targets.host.interpreted.python_runtime import reinterpret
 from .batch import run_batch, run_call
 from .errors import InterpreterError
 from .kernels import run_user_kernel
+from .weighed import run_weighed
 
 State = dict[SSAValue, Any]
 
@@ -536,6 +538,8 @@ def _extern(run: NdInterpreter, op: Any, *operands: Any) -> Any:
         result = fn(*args)
     elif call.target == KERNEL_CALL:
         result = run_user_kernel(op, args)
+    elif call.target == WEIGHED:
+        result = run_weighed(run, op, call, values)
     else:
         result = find_operator(call.target)(*args, **kwargs)
     own = [leaf for leaf in _flat(result) if leaf is not None][: len(op.results) - len(mutated)]

@@ -100,11 +100,11 @@ def attention_function(spec: AttentionSpec) -> tuple[str, str]:
     if spec.on_matrix_unit:
         return symbol, "\n".join([*attention_amx.head_functions(spec, _HEAD_ARGS, _layout(spec)), *around])
     parts = [f"@{symbol}_zeros = internal constant [256 x i8] zeroinitializer, align 64\n"]
-    parts += [tile_kernel(shape, f"{symbol}_tile{v}", shape.isa.rows, v) for v in _tile_vectors(shape)]
+    parts += [tile_kernel(shape, f"{symbol}_tile{v}", shape.isa.rows, v) for v in tile_vectors(shape)]
     parts.append(pack_b_columns(shape, f"{symbol}_pack_k"))
     parts.append(convert_rows(f"{symbol}_widen", shape.isa, spec.dtype, "f32", "f32"))
     parts += [*row_functions(symbol, shape, spec.dtype), visible_function(symbol, shape, spec.dtype, shape.width)]
-    parts += [_columns(symbol, shape), _head(spec), *around]
+    parts += [columns_function(symbol, shape), _head(spec), *around]
     return symbol, "\n".join(parts)
 
 
@@ -115,7 +115,7 @@ def shared_attention_module(spec: AttentionSpec) -> str:
     return as_module(text + shared)
 
 
-def _tile_vectors(shape: Shape) -> list[int]:
+def tile_vectors(shape: Shape) -> list[int]:
     """Widths of the tiles in vectors, widest first."""
     vectors, found = shape.isa.vectors, []
     while vectors:
@@ -124,13 +124,13 @@ def _tile_vectors(shape: Shape) -> list[int]:
     return found
 
 
-def _columns(symbol: str, shape: Shape) -> str:
+def columns_function(symbol: str, shape: Shape) -> str:
     """`<symbol>_columns`: a strip of rows times a panel of any number of columns up to the tile's width, by the
     narrowest tile."""
     args = [("ptr", "a"), ("i64", "ars"), ("ptr", "b"), ("i64", "bs"), ("ptr", "init"), ("i64", "ild")]
     f = Function(f"{symbol}_columns", [*args, ("ptr", "c"), ("i64", "cld"), ("i64", "k"), ("i64", "n")])
     kernel = f"@{symbol}_tile{shape.isa.vectors}"
-    for vectors in _tile_vectors(shape)[1:]:
+    for vectors in tile_vectors(shape)[1:]:
         fits = f.cmp("sle", "%n", vectors * shape.lanes)
         kernel = str(f.pick(fits, f"@{symbol}_tile{vectors}", kernel, "ptr"))
     rows = shape.isa.rows
@@ -229,7 +229,7 @@ def _head(spec: AttentionSpec) -> str:
                     # Only whole tiles: a wider one would read beyond V and write into the next row.
                     left = f.sub(padded, column.i)
                     n: Value = lanes
-                    for vectors in reversed(_tile_vectors(shape)):
+                    for vectors in reversed(tile_vectors(shape)):
                         n = f.pick(f.cmp("sge", left, vectors * lanes), vectors * lanes, n)
                     column.step = n
                     offset = f.mul(column.i, 4)

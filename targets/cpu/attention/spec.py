@@ -42,3 +42,35 @@ class AttentionSpec:
         """The tiles of a product that computes in floats."""
         isa = "avx512" if self.isa in ("avx512_bf16", "amx") else self.isa
         return Shape(GemmSpec(self.dtype, trans_b=True, isa=isa))
+
+
+@dataclass(frozen=True)
+class WeighedSpec:
+    """One generated body of rows that are weighed by what functions make of scores (`weighed.py`): `scores` products give the scores,
+    `weights` kinds of weights are computed of them; `softmax`: these are exponents, whose exponentials have the weights."""
+
+    dtype: str = "f32"
+    isa: str = "generic"
+    scores: int = 1
+    weights: int = 1
+    softmax: bool = True
+
+    def __post_init__(self) -> None:
+        AttentionSpec(self.dtype, self.isa)
+        if min(self.scores, self.weights) < 1 or (self.softmax and self.weights > 1):
+            raise ValueError(f"weighed rows: {self.scores} scores and {self.weights} weights, expected 1 or more, of a softmax one weight")
+
+    @property
+    def symbol(self) -> str:
+        kind = "softmax" if self.softmax else "sum"
+        return f"stepwell_weighed_{self.dtype}_{self.isa}_{kind}_{self.scores}_{self.weights}"
+
+    @property
+    def shared_symbol(self) -> str:
+        """The name in `library.py`."""
+        return f"{self.symbol}_shared"
+
+    @property
+    def shape(self) -> Shape:
+        """The tiles of its products, which are computed in floats."""
+        return AttentionSpec(self.dtype, self.isa).shape

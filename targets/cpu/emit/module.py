@@ -62,6 +62,10 @@ def emit_kernels(module: ModuleOp, wanted: Target | None = None, *, internal: bo
             from .attention import emit_attention
 
             emit_attention(unit, op)
+        elif isinstance(op, cpu.WeighedOp):
+            from .attention import emit_weighed
+
+            emit_weighed(unit, op)
     return unit
 
 

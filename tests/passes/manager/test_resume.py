@@ -60,7 +60,7 @@ def test_every_level_is_the_beginning_of_the_rest(target, kernels, source):
 def test_in_the_midst_of_a_stage():
     assert passes_left("stepwell-cpu{to=loop}", lowered(norm(), "nd-to-loop"))[0] == "contract-expand"
     buffers = lowered(norm(), "nd-to-loop,loop-to-mem")
-    assert passes_left("stepwell-cpu{to=mem}", buffers)[:2] == ["mem-pack-operands", "mem-split-scalars"]
+    assert passes_left("stepwell-cpu{to=mem}", buffers)[:2] == ["mem-term-blocks", "mem-pack-operands"]
     assert "schedule = " in lowered(buffers, "stepwell-cpu{to=mem}")
 
 
@@ -97,7 +97,7 @@ def test_a_remark_says_where_it_begins():
     said = [text for text in said if text.startswith("[stepwell-cpu]")]
     start = "[stepwell-cpu] analysis: 'builtin.module' op: the input is at level"
     assert said == [
-        f"{start} mem: the pipeline begins with mem-pack-operands of stage mem (stepwell-cpu{{from=STAGE}} begins elsewhere)",
+        f"{start} mem: the pipeline begins with mem-term-blocks of stage mem (stepwell-cpu{{from=STAGE}} begins elsewhere)",
         f"{start} host: nothing is left to do (stepwell-cpu{{from=STAGE}} begins elsewhere)",
     ]
 
@@ -115,4 +115,4 @@ def test_a_reproducer_holds_what_ran(tmp_path):
     text = lowered(norm(), "stepwell-cpu{to=mem}").replace("loop.index s1 : i64", "loop.index s9 : i64")
     with pytest.raises(Exception, match="s9"):
         run(parse_pipeline("stepwell-cpu"), read(text), CTX, Instrumentation(reproducer=str(path)))
-    assert "builtin.module(mem-pack-operands," in path.read_text()
+    assert "builtin.module(mem-term-blocks," in path.read_text()

@@ -1,0 +1,93 @@
+"""The nest of a function of terms: one element of the weights for each batch, head, row and term, of the same element of the scores.
+
+    func.func private @terms0(%s : B x H x R x C, %ids : C) { loop.nest (%b, %h, %i, %j) outs(%w) { ... %s[%b, %h, %i, %j] ... } }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import SSAValue
+
+from ....dialects import loop
+from ....dialects.expr import Dim, Expr
+from ....dialects.mem import BufferType
+
+
+class Axis(IntEnum):
+    """The dimensions of scores."""
+
+    BATCH = 0
+    HEAD = 1
+    ROW = 2
+    TERM = 3
+
+
+
+@dataclass(frozen=True)
+class TermNest:
+    """The nest, its stores, one for each kind of weights, and which of its indices runs along which dimension (None: of size 1)."""
+
+    nest: loop.NestOp
+    stores: tuple[loop.StoreOp, ...]
+    along: tuple[SSAValue | None, ...]
+    scores: tuple[SSAValue, ...]
+    """The arguments of the function that are scores."""
+    captured: tuple[SSAValue, ...]
+    sizes: tuple[Expr, ...]
+
+    @staticmethod
+    def of(func: FuncOp, scores: int, turned: bool) -> TermNest | None:
+        """That of a function of so many kinds of scores, whose results have terms as rows (`turned`); None where it has another form."""
+        nests = [op for op in func.body.block.ops if isinstance(op, loop.NestOp)]
+        returned = list(func.body.block.last_op.operands) if func.body.block.last_op is not None else []
+        if len(nests) != 1 or any(isinstance(op, loop.LoopLike) for op in nests[0].block.ops):
+            return None
+        (nest,) = nests
+        stores = [op for op in nest.block.ops if isinstance(op, loop.StoreOp)]
+        places = {nest.outs[list(nest.out_args).index(op.target)]: op for op in stores}
+        if len(stores) != len(places) or not returned or set(places) != set(returned):
+            return None
+        along = _along(nest, stores[0], turned)
+        if along is None or any(_along(nest, op, turned) != along for op in stores):
+            return None
+        arguments = list(func.body.block.args)
+        given = arguments[0].type
+        assert isinstance(given, BufferType)
+        return TermNest(
+            nest, tuple(places[v] for v in returned), along, tuple(arguments[:scores]), tuple(arguments[scores:]), tuple(given.dims)
+        )
+
+    def reads_own_scores(self) -> bool:
+        """Whether it reads nothing of the scores but the element that it computes the weights of."""
+        loads = [op for op in self.nest.block.ops if isinstance(op, loop.LoadOp) and op.source in self.scores]
+        return all(_along(self.nest, op) == self.along for op in loads)
+
+
+def _along(nest: loop.NestOp, op: loop.LoadOp | loop.StoreOp, turned: bool = False) -> tuple[SSAValue | None, ...] | None:
+    """Which index of a nest runs along each dimension of what is read or written; None where it is no element for each iteration."""
+    found: list[SSAValue | None] = []
+    for e in op.index_map.results:
+        if isinstance(e, Dim):
+            found.append(op.index_operands[e.index])
+        elif e.value == 0:
+            found.append(None)
+        else:
+            return None
+    found = [None] * (len(Axis) - len(found)) + found
+    if turned:
+        found[Axis.ROW], found[Axis.TERM] = found[Axis.TERM], found[Axis.ROW]
+    used = [v for v in found if v is not None]
+    return tuple(found) if len(found) == len(Axis) and set(used) == set(nest.indices) and len(used) == len(set(used)) else None
+
+
+def unused(ops: Sequence[object]) -> None:
+    """Take away operations without effect whose results nobody uses, the last ones first."""
+    for op in reversed(ops):
+        if isinstance(op, loop.StoreOp | loop.YieldOp) or not op.results or any(r.first_use is not None for r in op.results):  # pyright: ignore
+            continue
+        op.detach()  # pyright: ignore[reportAttributeAccessIssue]
+        op.erase()  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,416 @@
+"""nd-weigh-rows: attention and its gradients on the CPU keep no scores in memory, whatever a program computes of them.
+
+    %s = nd.matmul %q, %k ; %x = f(%s) ; %p = softmax(%x) ; %o = nd.matmul %p, %v    ->    %o = weighed rows of %v, by @terms0 = f
+    %s = nd.matmul %q, %k ; %t = nd.matmul %g, %v ; %w = f(%s, %t)                   ->    %dq = weighed rows of %k, by @terms1 = f
+    %dq = nd.matmul %w, %k ; %dk = nd.matmul (nd.permute %w), %q                           %dk = weighed rows of %q, by @terms2
+
+f becomes a private function (terms.py) that later stages lower as any other: mem-term-blocks makes it one of blocks of scores in the cache,
+and finds the blocks in which it hides all. What the call means: passes/analysis/weighed_calls.py. The counterpart
+in MLIR is `linalg_ext.online_attention`.
+
+Attention without anything but a scale, a causal mask or numbers that are added is a call before that (nd-attention).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp, bf16, f16, f32
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation, SSAValue
+
+from ....dialects import nd
+from ....dialects.expr import ONE, Expr, product
+from ....dialects.nd.base import IntsAttr
+from ....dialects.nd.pointwise import OPS, CastOp, CmpOp, SelectOp
+from ....dialects.nd.types import TensorType, tensor_type
+from ...analysis.symbols import symbol_hints
+from ...analysis.weighed_calls import weighed_call
+from ...cost.contraction_price import MAX_WEIGHED_ELEMENTS
+from ...cost.library_cost import size
+from ...cost.machine import Cpu, machine_of
+from ...manager.pass_manager import Pass
+from ..algebra.rewriter import drop_dead
+from ..attention_masks import LOWEST, is_number
+from ..nd_attention import MIN_CPU_SCORES, keeps_eager_numerics
+from ..products.carried_weights import CarriedWeights, WeighedRows, carried_weights
+from .terms import Dims, TermsFunction, four_dims, swapped, swaps
+
+TYPES = (f32, bf16, f16)
+"""Element types of factors and rows."""
+MIN_ROWS = 3
+"""Rows below which packing the terms costs more than it saves."""
+MAX_JOINED_KINDS = 2
+"""Kinds of weights of one call: those of a strip of rows share the first-level cache."""
+
+
+@dataclass(frozen=True)
+class NdWeighRows(Pass):
+    """Makes calls of sums that are weighed by what is computed of scores; not under numbers as in eager."""
+
+    name = "nd-weigh-rows"
+
+    fewest: int = MIN_CPU_SCORES
+    """Scores of one head from which on."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        if keeps_eager_numerics(op) or not isinstance(machine_of(op), Cpu):
+            return
+        symbols, hints = nd.symbol_ranges(op), symbol_hints(op)
+        for func in [f for f in op.ops if isinstance(f, FuncOp)]:
+            writer = _Writer(op, self.fewest, hints)
+            products = [o for o in func.body.block.ops if isinstance(o, nd.MatmulOp)]
+            for one in products:
+                why = writer.softmax(one)
+                if why is not None:
+                    self._said(one, why)
+            alive = [o for o in func.body.block.ops if isinstance(o, nd.MatmulOp)] if len(products) > 1 else []
+            for group in list(carried_weights(alive, symbols)) if alive else ():
+                self._said(group.weighed[0].op, writer.sums(group))
+            drop_dead(func.body.block)
+
+    def _said(self, op: Operation, why: str) -> None:
+        if why:
+            self.remark(op, f"scores are in memory: {why}", kind="missed")
+        else:
+            self.statistic("num-weighed")
+
+
+@dataclass(frozen=True)
+class _Softmax:
+    """A softmax over the last dimension: its exponents, what gives the highest of a row, and the sum of their exponentials."""
+
+    exponents: SSAValue
+    top: nd.ReduceOp
+    total: nd.ReduceOp
+    empty: float
+    """What a row without a finite exponent has."""
+
+
+class _Writer:
+    """Writes the calls of one module."""
+
+    def __init__(self, module: ModuleOp, fewest: int, hints: dict[str, int]):
+        self.module, self.fewest, self.hints = module, fewest, hints
+
+    def softmax(self, op: nd.MatmulOp) -> str | None:
+        """The call of an attention, in place of the product that ends it: "", or why there is none. None: it is no attention."""
+        found = _softmax_of(op.lhs)
+        if found is None:
+            return None
+        if isinstance(found, str):
+            return found
+        dims = _dims_of(op.lhs, False)
+        terms = TermsFunction(dims)
+        terms.add(found.exponents, False)
+        terms.finish([found.exponents], False)
+        kind = tensor_type(op.result).element_type
+        problem = self._problem(terms, [tensor_type(op.rhs).dims[-1]], kind)
+        if not terms.scores or problem:
+            return problem or None
+        made = self._call(op, terms, [(op.rhs, False)], found)
+        _replace(op, op.result, made.results[0])
+        for reduce, value in ((found.top, made.results[1]), (found.total, made.results[2])):
+            _replace(op, reduce.result, value)
+        return ""
+
+    def sums(self, group: CarriedWeights) -> str:
+        """The calls of sums that are no softmax's, in place of all products of a group: "", or why there is none."""
+        if group.summed:
+            return "the weights are added up over batches, too"
+        plans: list[tuple[list[WeighedRows], TermsFunction]] = []
+        for rows in _joined(group.weighed):
+            first = rows[0]
+            weights = first.op.operands[first.side]
+            terms = TermsFunction(_dims_of(weights, first.side == 1))
+            for one in rows:
+                terms.add(one.op.operands[one.side], one.side == 1)
+            terms.finish([one.op.operands[one.side] for one in rows], first.side == 1)
+            kind = tensor_type(first.op.result).element_type
+            problem = self._problem(terms, [tensor_type(one.rows).dims[-1 - one.side] for one in rows], kind)
+            if problem or not terms.scores:
+                return problem or "no scores"
+            plans.append((rows, terms))
+        for rows, terms in plans:
+            at = max((one.op for one in rows), key=_place)
+            values = [(one.rows, one.side == 1) for one in rows]
+            made = self._call(at, terms, values, None)
+            for one, value in zip(rows, made.results, strict=True):
+                _replace(at, one.op.result, value, one.side == 1)
+        return ""
+
+    def _problem(self, terms: TermsFunction, columns: Sequence[Expr], kind: object) -> str:
+        """Why no call computes sums of so many columns; "" if one does."""
+        rows, count = terms.dims[-2:]
+        if terms.scores and (block := next(iter(terms.scores)).parent) is not None:
+            terms.check(block)
+        if terms.problem:
+            return terms.problem
+        if kind not in TYPES:
+            return f"numbers of {kind}"
+        if len(terms.scores) > MAX_JOINED_KINDS:
+            return f"{len(terms.scores)} products of scores, the most are {MAX_JOINED_KINDS}"
+        if not terms.scores:
+            return ""
+        lengths = [*(tensor_type(op.lhs).dims[-1] for op in terms.scores), *columns]
+        if any(n.value is None or not 0 < n.value <= MAX_WEIGHED_ELEMENTS for n in lengths):
+            return f"rows have more than {MAX_WEIGHED_ELEMENTS} elements, or nobody knows how many"
+        if rows.value is not None and rows.value < MIN_ROWS:
+            return "few rows"
+        if size(rows, self.hints) * size(count, self.hints) < self.fewest:
+            return "few scores"
+        return ""
+
+    def _call(
+        self, at: nd.MatmulOp, terms: TermsFunction, values: Sequence[tuple[SSAValue, bool]], softmax: _Softmax | None
+    ) -> nd.ExternOp:
+        """The call, in front of `at`."""
+        function, scales = terms.build("terms")
+        batch, heads, rows, _ = terms.dims
+        t = tensor_type(at.result)
+        new = _Inserter(at)
+        given = [pair for op, is_turned in terms.scores.items() for pair in ((op.lhs, is_turned), (op.rhs, is_turned))]
+        sources = [_by_rows(new, x, k % 2 == 1) for k, (x, _) in enumerate(given)]
+        pairs = [sources[k : k + 2][:: -1 if given[k][1] else 1] for k in range(0, len(sources), 2)]
+        weighed = [_by_rows(new, v, is_turned) for v, is_turned in values]
+        factors = [x for pair in pairs for x in pair]
+        tensors = [_unrepeated(new, x, batch, heads, t.element_type) for x in (*factors, *weighed)]
+        columns = [tensor_type(v).dims[-1] for v in weighed]
+        results = [TensorType.get((batch, heads, rows, n), t.element_type, t.device.data) for n in columns]
+        if softmax is not None:
+            results += [TensorType.get((batch, heads, rows), f32, t.device.data)] * 2
+        made = weighed_call(
+            tensors[: len(factors)], tensors[len(factors) :], terms.operands(), self._named(function), results,
+            softmax is not None, scales, softmax.empty if softmax is not None else 0.0, terms.turned,
+        )  # fmt: skip
+        new(made)
+        for k, (old, _) in enumerate(values):
+            made.results[k].name_hint = at.result.name_hint or old.name_hint
+        return made
+
+    def _named(self, function: FuncOp) -> str:
+        """The name under which the module has a function: equal ones are one."""
+        taken = {f.sym_name.data: f for f in self.module.ops if isinstance(f, FuncOp)}
+        for name, other in taken.items():
+            if other.function_type == function.function_type and other.body.is_structurally_equivalent(function.body):
+                return name
+        name = next(n for k in range(len(taken) + 1) if (n := f"terms{k}") not in taken)
+        function.properties["sym_name"] = type(function.sym_name)(name)
+        self.module.body.block.add_op(function)
+        return name
+
+
+class _Inserter:
+    """Puts operations in front of one."""
+
+    def __init__(self, at: Operation):
+        self.at = at
+
+    def __call__(self, op: Operation) -> SSAValue:
+        assert self.at.parent is not None
+        op.location = self.at.location
+        self.at.parent.insert_op_before(op, self.at)
+        return op.results[0]
+
+
+def _place(op: Operation) -> int:
+    assert op.parent is not None
+    return list(op.parent.ops).index(op)
+
+
+def _joined(weighed: Sequence[WeighedRows]) -> list[list[WeighedRows]]:
+    """Sums whose weights have the same rows and terms, as many as one call makes."""
+    found: list[list[WeighedRows]] = []
+    for one in weighed:
+        for group in found:
+            types = [tensor_type(each.op.result).element_type for each in (group[0], one)]
+            same = group[0].side == one.side and group[0].key == one.key and types[0] == types[1]
+            if same and len(group) < MAX_JOINED_KINDS:
+                group.append(one)
+                break
+        else:
+            found.append([one])
+    return found
+
+
+def _dims_of(weights: SSAValue, turned: bool) -> Dims:
+    """Batches, heads, rows and terms of weights: as they are parted in front of casts and views."""
+    value, flips = weights, turned
+    best, best_flips = tensor_type(value).dims, flips
+    while len(best) != 4:
+        op = value.owner
+        keeps = isinstance(op, nd.ReshapeOp) and tensor_type(op.input).dims[-2:] == tensor_type(value).dims[-2:]
+        if isinstance(op, SelectOp):
+            value = next(v for v in (op.on_false, op.on_true) if tensor_type(v).dims == tensor_type(value).dims)
+        elif isinstance(op, CastOp | OPS["div"] | OPS["mul"]) and tensor_type(op.operands[0]).dims == tensor_type(value).dims:
+            value = op.operands[0]
+        elif keeps or swaps(op):
+            flips ^= swaps(op)
+            value = op.operands[0]  # pyright: ignore[reportAttributeAccessIssue]
+        else:
+            break
+        if len(tensor_type(value).dims) == 4:
+            best, best_flips = tensor_type(value).dims, flips
+    return four_dims(swapped(best) if best_flips else best)
+
+
+def _by_rows(new: _Inserter, x: SSAValue, turned: bool) -> SSAValue:
+    """A factor as rows over which a product sums: of one that has them as columns (`turned`) with these in the other order."""
+    if not turned:
+        return x
+    if swaps(x.owner):
+        return x.owner.input  # pyright: ignore[reportAttributeAccessIssue]
+    t = tensor_type(x)
+    order = (*range(t.rank - 2), t.rank - 1, t.rank - 2)
+    return new(nd.PermuteOp.new((x,), t.with_dims(swapped(t.dims)), dims=IntsAttr.get(order)))
+
+
+def _unrepeated(new: _Inserter, x: SSAValue, batch: Expr, heads: Expr, kind: object) -> SSAValue:
+    """A factor as batches, heads, rows, without what heads or batches repeat, in its own type where a cast has widened it."""
+    while (source := _source(x)) is not None:
+        x = source
+    t = tensor_type(x)
+    if t.element_type != kind:
+        x, t = new(CastOp.new((x,), TensorType.get(t.dims, kind, t.device.data))), t  # pyright: ignore[reportArgumentType]
+        t = tensor_type(x)
+    if t.rank == 4:
+        return x
+    size = batch if product(t.dims[:-2]) is product((batch, heads)) else ONE
+    return new(nd.ReshapeOp.new((x,), t.with_dims((size, product(t.dims[:-2]) if size is ONE else heads, *t.dims[-2:]))))
+
+
+def _source(x: SSAValue) -> SSAValue | None:
+    """What a tensor repeats for batches or for heads, or is a cast of."""
+    op, t = x.owner, tensor_type(x)
+    if isinstance(op, CastOp) and tensor_type(op.input).element_type in TYPES and t.element_type == f32:
+        return op.input
+    if isinstance(op, nd.ExpandOp) and t.rank == tensor_type(op.input).rank == 4:
+        before = tensor_type(op.input).dims
+        return op.input if before[-2:] == t.dims[-2:] and before[1] in (t.dims[1], ONE) else None
+    if not isinstance(op, nd.ReshapeOp) or t.rank != 4:
+        return None
+    inner = op.input
+    expand = inner.owner
+    if not isinstance(expand, nd.ExpandOp) or tensor_type(inner).rank != 5:
+        return None
+    before, after = tensor_type(expand.input), tensor_type(inner)
+    repeats = before.rank == 5 and before.dims[2] is ONE and before.dims[1] is after.dims[1] and before.dims[3:] == after.dims[3:]
+    whole = after.dims[3:] == t.dims[2:] and after.dims[0] is t.dims[0]
+    if not repeats or not whole or after.dims[2].value is None or before.dims[0] not in (after.dims[0], ONE):
+        return None
+    dims = (before.dims[0], before.dims[1], *before.dims[3:])
+    source = expand.input.owner
+    if isinstance(source, nd.ReshapeOp) and tensor_type(source.input).dims == dims:
+        return source.input
+    made = nd.ReshapeOp.new((expand.input,), before.with_dims(dims))
+    assert expand.parent is not None
+    expand.parent.insert_op_before(made, expand)
+    return made.result
+
+
+def _replace(at: Operation, old: SSAValue, value: SSAValue, turned: bool = False) -> None:
+    """Have `value`, with the sizes of `old`, take its place behind a call in front of `at`."""
+    if not any(True for _ in old.uses):
+        return
+    new, made, t = _Inserter(at), value, tensor_type(old)
+    if turned:
+        made = _by_rows_of(new, made)
+    if tensor_type(made).element_type != t.element_type:
+        made = new(CastOp.new((made,), TensorType.get(tensor_type(made).dims, t.element_type, t.device.data)))
+    if tensor_type(made).dims != t.dims:
+        made = new(nd.ReshapeOp.new((made,), t))
+    made.name_hint = made.name_hint or old.name_hint
+    old.replace_all_uses_with(made)
+    _move_behind(made, at)
+
+
+def _by_rows_of(new: _Inserter, x: SSAValue) -> SSAValue:
+    t = tensor_type(x)
+    return new(nd.PermuteOp.new((x,), t.with_dims(swapped(t.dims)), dims=IntsAttr.get((*range(t.rank - 2), t.rank - 1, t.rank - 2))))
+
+
+def _move_behind(value: SSAValue, at: Operation) -> None:
+    """Put what needs a value and stands in front of `at` behind it, in its order."""
+    block, late = at.parent, {value}
+    assert block is not None
+    moved: list[Operation] = []
+    for op in block.ops:
+        if op is at:
+            break
+        if op is not value.owner and any(v in late for v in op.operands):
+            moved.append(op)
+            late.update(op.results)
+    for op in reversed(moved):
+        op.detach()
+        block.insert_op_after(op, at)
+
+
+def _softmax_of(weights: SSAValue) -> _Softmax | str | None:
+    """The softmax that weights are; why it cannot be left out of memory, or None where they are none."""
+    value, chain = weights, [weights]
+    while isinstance(op := value.owner, CastOp) or _keeps_rows(op):
+        value = op.operands[0]  # pyright: ignore[reportAttributeAccessIssue]
+        chain.append(value)
+    empty, tested = math.nan, None
+    if isinstance(op, SelectOp) and is_number(op.on_true, 0.0):
+        empty, tested, value = 0.0, op.condition, op.on_false
+        chain.append(value)
+        while isinstance(op := value.owner, CastOp):
+            value = op.input
+            chain.append(value)
+    powers, total = _quotient(value)
+    if powers is None or total is None:
+        return None
+    added = _reduced(total, "sum")
+    difference = powers.owner.operands[0].owner if isinstance(powers.owner, OPS["exp"]) else None
+    if added is None or added.input is not powers or not isinstance(difference, OPS["sub"]):
+        return None
+    exponents, top = difference.operands
+    highest = _reduced(top, "max")
+    if highest is None or highest.input is not exponents:
+        return None
+    if tested is not None and not _tests(tested, highest):
+        return None
+    inside = {difference, highest, added, *(v.owner for v in chain), powers.owner, value.owner}
+    if isinstance(value.owner, OPS["mul"]):
+        inside.add(value.owner.operands[1].owner)
+    if any(not v.has_one_use() for v in chain) or any(u.operation not in inside for v in (exponents, powers) for u in v.uses):
+        return "something else needs the scores or the weights"
+    return _Softmax(exponents, highest, added, empty)
+
+
+def _quotient(value: SSAValue) -> tuple[SSAValue | None, SSAValue | None]:
+    """e and l of e / l, or of e * (1 / l)."""
+    op = value.owner
+    if isinstance(op, OPS["div"]):
+        return op.operands[0], op.operands[1]
+    if isinstance(op, OPS["mul"]) and isinstance(inverse := op.operands[1].owner, OPS["reciprocal"]):
+        return op.operands[0], inverse.operands[0]
+    return None, None
+
+
+def _keeps_rows(op: object) -> bool:
+    return isinstance(op, nd.ReshapeOp) and tensor_type(op.input).dims[-2:] == tensor_type(op.result).dims[-2:]
+
+
+def _reduced(value: SSAValue, kind: str) -> nd.ReduceOp | None:
+    """What reduces a tensor over its last dimension, which is kept with size 1."""
+    while isinstance(value.owner, nd.ReshapeOp):
+        value = value.owner.input
+    op = value.owner
+    if not isinstance(op, nd.ReduceOp) or op.kind.data != kind or list(op.dims.data) != [tensor_type(op.input).rank - 1]:
+        return None
+    return op
+
+
+def _tests(condition: SSAValue, top: nd.ReduceOp) -> bool:
+    """Whether a condition is that the highest exponent of a row is -inf."""
+    while isinstance(condition.owner, nd.ReshapeOp):
+        condition = condition.owner.input
+    test = condition.owner
+    if not isinstance(test, CmpOp) or test.predicate.data != "eq" or not is_number(test.rhs, LOWEST):
+        return False
+    return _reduced(test.lhs, "max") is top

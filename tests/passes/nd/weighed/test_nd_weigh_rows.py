@@ -1,0 +1,196 @@
+"""Attention with anything between its products keeps no scores in memory on the CPU, in inference and in training; and what it computes is
+what eager computes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from support import import_function
+
+import stepwell
+from stepwell.passes.analysis.weighed_calls import TARGET
+from stepwell.passes.manager.pass_manager import run
+from stepwell.passes.manager.pipelines import parse_pipeline
+from stepwell.tools.backend.compile_graph import context
+from stepwell.tools.interpret.loop import run_loop
+from stepwell.tools.interpret.nd import run_nd
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    stepwell.reset_counters()
+
+
+def heads(rows=90, keys=130, width=32, columns=None, shape=(2, 4), shared=None, dtype=torch.float32):
+    """Queries, keys and values."""
+    generator = torch.Generator().manual_seed(0)
+    of_keys = (*shape[:-1], shared or shape[-1], keys)
+    sizes = [(*shape, rows, width), (*of_keys, width), (*of_keys, columns or width)]
+    return [torch.randn(s, generator=generator).to(dtype) for s in sizes]
+
+
+def places(q, k):
+    return torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])
+
+
+def softcap(q, k, v):
+    return torch.softmax(20 * torch.tanh(q @ k.mT / 40), -1) @ v
+
+
+def softcap_and_causal(q, k, v):
+    i, j = places(q, k)
+    scores = torch.where(i >= j, 20 * torch.tanh(q @ k.mT / 40), -math.inf)
+    return torch.softmax(scores, -1) @ v
+
+
+def added_lowest(q, k, v):
+    i, j = places(q, k)
+    return torch.softmax(q @ k.mT * 0.1 + torch.where((i >= j) & (i - j < 40), 0.0, -1e9), -1) @ v
+
+
+def distances(q, k, v):
+    i, j = places(q, k)
+    slopes = 2.0 ** -torch.arange(1, q.shape[-3] + 1)[:, None, None]
+    return torch.softmax((q @ k.mT * 0.1 + slopes * (j - i)).masked_fill(j > i, -math.inf), -1) @ v
+
+
+def in_float32(q, k, v):
+    i, j = places(q, k)
+    scores = (q @ k.mT).float() * 0.1
+    return torch.softmax(torch.where(i + 3 >= j, scores.relu() * scores, -math.inf), -1).to(v.dtype) @ v
+
+
+def by_hand(q, k, v):
+    scores = torch.tanh(q @ k.mT)
+    powers = torch.exp(scores - scores.amax(-1, keepdim=True))
+    return (powers / powers.sum(-1, keepdim=True)) @ v
+
+
+SPELLED = [softcap, softcap_and_causal, added_lowest, distances, in_float32, by_hand]
+
+
+def calls_of(fn, args) -> int:
+    """How many calls of weighed rows a function's graph has."""
+    module = import_function(fn, *args).module
+    run(parse_pipeline("nd-canonicalize,nd-attention,nd-weigh-rows"), module, context())
+    module.verify()
+    return sum(op.name == "nd.extern" and op.call.data.target == TARGET for op in module.walk())
+
+
+def error(got, want):
+    return float((got.double() - want.double()).norm() / want.double().norm())
+
+
+@pytest.mark.parametrize("fn", SPELLED, ids=lambda f: f.__name__)
+def test_no_scores_are_in_memory(fn):
+    args = heads()
+    assert calls_of(fn, args) == 1
+    got = torch.compile(fn, backend="stepwell", fullgraph=True)(*args)
+    assert error(got, fn(*(a.double() for a in args))) < 1e-6
+
+
+@pytest.mark.parametrize("fn", [softcap_and_causal, pytest.param(in_float32, marks=pytest.mark.spread)], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.spread)], ids=str)
+def test_numbers_of_16_bits(fn, dtype):
+    args = heads(dtype=dtype)
+    assert calls_of(fn, args) == 1
+    got = torch.compile(fn, backend="stepwell", fullgraph=True)(*args)
+    assert got.dtype == dtype and error(got, fn(*(a.double() for a in args))) < 2e-2
+
+
+def test_heads_that_share_keys_are_not_repeated():
+    def fn(q, k, v):
+        k, v = (x.repeat_interleave(2, 1) for x in (k, v))
+        return softcap(q, k, v)
+
+    args = heads(shared=2)
+    module = import_function(fn, *args).module
+    run(parse_pipeline("nd-canonicalize,nd-weigh-rows"), module, context())
+    (call,) = [op for op in module.walk() if op.name == "nd.extern"]
+    assert [t.type.dims[1].value for t in call.operands[:3]] == [4, 2, 2]
+    assert error(torch.compile(fn, backend="stepwell")(*args), fn(*(a.double() for a in args))) < 1e-6
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (0, 20), (20, 0), (300, 7)])
+def test_sizes_that_are_symbols(sizes):
+    """One program for all lengths, empty ones included."""
+    compiled = torch.compile(softcap_and_causal, backend="stepwell", dynamic=True)
+    compiled(*heads(90, 90))
+    args = heads(*sizes)
+    torch.testing.assert_close(compiled(*args), softcap_and_causal(*args), equal_nan=True, atol=1e-5, rtol=1e-5)
+
+
+def test_no_program_is_made_for_other_lengths():
+    compiled = torch.compile(softcap, backend="stepwell", dynamic=True)
+    with torch.no_grad():
+        compiled(*heads(90, 91))
+        before = dict(torch._dynamo.utils.counters["stats"])["unique_graphs"]
+        compiled(*heads(120, 77))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
+
+
+@pytest.mark.parametrize("width, columns", [(16, 16), (24, 40), (64, 32), pytest.param(256, 256, marks=pytest.mark.long)])
+def test_sizes_of_heads(width, columns):
+    args = heads(50, 70, width, columns)
+    assert calls_of(softcap, args) == 1
+    assert error(torch.compile(softcap, backend="stepwell")(*args), softcap(*(a.double() for a in args))) < 3e-6
+
+
+def test_strides_and_ranks():
+    q, k, v = heads(40, 50)
+    q, v = q.transpose(1, 2).contiguous().transpose(1, 2), v.mT.contiguous().mT
+    assert error(torch.compile(softcap, backend="stepwell")(q, k, v), softcap(q.double(), k.double(), v.double())) < 1e-6
+    for shape in ((3,), (2, 2, 3)):
+        args = heads(40, 50, shape=shape)
+        assert error(torch.compile(by_hand, backend="stepwell")(*args), by_hand(*(a.double() for a in args))) < 1e-6
+
+
+def test_training_keeps_no_scores():
+    def fn(q, k, v):
+        s = torch.tanh(q @ k.mT)
+        return (s * s * s) @ v  # weights that are no softmax
+
+    args = [a.requires_grad_() for a in heads()]
+    got = torch.compile(fn, backend="stepwell")(*args)
+    want_args = [a.detach().double().requires_grad_() for a in args]
+    want = fn(*want_args)
+    seed = torch.randn(want.shape, generator=torch.Generator().manual_seed(3))
+    given, wanted = torch.autograd.grad(got, args, seed), torch.autograd.grad(want, want_args, seed.double())
+    assert error(got, want) < 1e-6 and all(error(g, w) < 2e-6 for g, w in zip(given, wanted, strict=True))
+
+
+def test_what_is_needed_elsewhere_is_left_alone():
+    def weights_too(q, k, v):
+        w = torch.softmax(torch.tanh(q @ k.mT), -1)
+        return w @ v, w
+
+    def over_rows(q, k, v):
+        return torch.softmax(torch.tanh(q @ k.mT), -2) @ v
+
+    def other_places(q, k, v):
+        s = q @ k.mT
+        return torch.softmax(s + s.flip(-1), -1) @ v
+
+    for fn in (weights_too, over_rows, other_places):
+        assert calls_of(fn, heads()) == 0
+        got, want = torch.compile(fn, backend="stepwell")(*heads()), fn(*(a.double() for a in heads()))
+        for g, w in zip(*((x if isinstance(x, tuple) else (x,)) for x in (got, want)), strict=True):
+            assert error(g, w) < 1e-5
+
+
+def test_each_level_says_the_same():
+    """The interpreters of nd, of loops and of memory, with the function of terms and with that of blocks."""
+    args = heads(30, 50, 8)
+    module = import_function(distances, *args).module
+    run(parse_pipeline("nd-canonicalize,nd-weigh-rows"), module, context())
+    want = distances(*(a.double() for a in args))
+    assert error(run_nd(module, args)[0], want) < 1e-6
+    for passes in ("nd-to-loop,loop-fuse", "loop-to-mem", "mem-term-blocks"):
+        run(parse_pipeline(passes), module, context())
+        module.verify()
+        assert error(run_loop(module, args)[0], want) < 1e-6
