@@ -14,7 +14,7 @@ from stepwell.dialects import load_dialects
 from stepwell.tools.check.rounding import samples, unexplained
 from stepwell.tools.fuzz.__main__ import Fuzz, main, parser
 from stepwell.tools.fuzz.case import Case, inputs_text
-from stepwell.tools.fuzz.check import verdict
+from stepwell.tools.fuzz.check import torch_differs, verdict
 from stepwell.tools.fuzz.ir import rounded
 from stepwell.tools.fuzz.kinds import KINDS
 from stepwell.tools.fuzz.values import tensor
@@ -59,6 +59,16 @@ def test_a_fake_kernel_that_says_a_wrong_size_is_not_ours():
         result, why = verdict(case("return torch.ops.stepwell_fuzz.two(x0),", torch.randn(3)))
     assert result == "skipped"
     assert "the fake kernel of stepwell_fuzz.two.default says (3,); it is (6,)" in why
+
+
+def test_strides_that_a_fake_kernel_gives_are_not_ours_beside_sizes_that_depend_on_values():
+    with torch.library._scoped_library("stepwell_fuzz", "FRAGMENT") as lib:
+        lib.define("turned(Tensor x) -> Tensor")
+        lib.impl("turned", lambda x: x.t().contiguous().t(), "CPU")
+        lib._register_fake("turned", lambda x: torch.empty(x.shape))
+        body = "return torch.ops.stepwell_fuzz.turned(x0), torch.masked_select(x0, x0 > 0)"
+        why = torch_differs(case(body, torch.randn(3, 4)), "result 0: strides (4, 1), in eager (1, 3)")
+    assert why == "torch's fake kernels give strides (4, 1), too"
 
 
 def test_which_parts_of_an_infinite_complex_number_are_nan_is_not_compared():
