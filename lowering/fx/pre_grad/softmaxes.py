@@ -2,10 +2,12 @@
 
     p = (x - x.amax(-1, keepdim=True)).exp(); p / p.sum(-1, keepdim=True)          ->      x.softmax(-1)
     p = (x - x.amax(-1, keepdim=True)).exp(); (p @ v) / p.sum(-1, keepdim=True)    ->      x.softmax(-1) @ v
-    (x - x.logsumexp(-1, keepdim=True)).exp()                                      ->      x.softmax(-1)
+    (x - x.logsumexp(-1, keepdim=True)).exp() @ v                                  ->      x.softmax(-1) @ v
 
-This happens before AOTAutograd takes gradients: that of the maximum is a search for its places, and adds up to nothing. So attention with
-such a softmax is attention in training, too.
+The last one differs from a softmax in rows that have an infinite element: a softmax makes NaN of all of the row, and this of that element.
+What such a row weighs is NaN with both, so it is one where nothing but products reads it, with gradients and without. The others are
+replaced only where gradients are taken. This happens before AOTAutograd takes gradients: that of the maximum is a search for its places,
+and adds up to nothing. So attention with such a softmax is attention in training, too.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .affine_values import argument, tensor_of, writes
 
@@ -30,6 +33,8 @@ _PRODUCTS = (operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm", "__matmu
 _EINSUMS = (torch.einsum, torch.functional.einsum)
 _BY_ELEMENT = (F.dropout, torch.dropout, "to", "float", "type_as", "half", "bfloat16")
 """What keeps a factor of a row a factor of it."""
+_FACTORS = (operator.mul, torch.mul, "mul")
+_VIEWS = (torch.flatten, torch.reshape, "flatten", "reshape", "view", "unflatten", "contiguous")
 _QUOTIENTS = (operator.truediv, torch.div, torch.true_divide, "div", "divide", "true_divide")
 
 
@@ -101,14 +106,54 @@ def _softmax(end: Node) -> _Softmax | None:
 
 
 def _by_log_sum(end: Node) -> _Softmax | None:
-    """An exponential of what is less the logarithm of the sum of all."""
+    """An exponential of what is less the logarithm of the sum of all, whose rows weigh those of products."""
     operands = _pair(argument(end, 0, "input"), _DIFFERENCES)
     if operands is None or not _is(operands[1], _LOG_SUMS) or argument(operands[1], 0, "input") is not operands[0]:
         return None
     x, log = operands
     made = tensor_of(x)
     dim = None if made is None else _kept(log, made.dim())
-    return None if dim is None or not _is_like(end, x) else _Softmax(x, dim, {end, log, *end.all_input_nodes} - {x}, end, end)
+    if made is None or dim is None or dim != made.dim() - 1 or not _is_like(end, x, trains=False) or not _only_weighs(end):
+        return None
+    return _Softmax(x, dim, {end, log, *end.all_input_nodes} - {x}, end, end)
+
+
+def _only_weighs(weights: Node) -> bool:
+    """Whether nothing but products that weigh rows reads weights, element by element or as they are."""
+    worklist, seen = [weights], {weights}
+    while worklist:
+        node = worklist.pop()
+        for user in node.users:
+            is_dead = not user.users and user.op != "output" and not writes(user)
+            if is_dead or (_weighs_rows(user) and _is_first_factor(node, user)):
+                continue
+            if not _keeps_rows(user, node):
+                return False
+            if user not in seen:
+                seen.add(user)
+                worklist.append(user)
+    return True
+
+
+def _keeps_rows(node: Node, x: Node) -> bool:
+    """Whether what is NaN in a row of a tensor is NaN in that row of the result, and the rows are the same ones."""
+    if _is(node, _FACTORS):
+        return True
+    a, b = tensor_of(node), tensor_of(x)
+    first = argument(node, 0, "input") is x
+    return first and (_is(node, _BY_ELEMENT) or (_is(node, _VIEWS) and a is not None and b is not None and _same_rows(a, b)))
+
+
+def _same_rows(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dim() > 1 and statically_known_true(a.numel() == b.numel()) and statically_known_true(a.shape[-1] == b.shape[-1])
+
+
+def _is_first_factor(node: Node, product: Node) -> bool:
+    """Whether a product, as operator or einsum, has a node as its first factor alone."""
+    operands = list(product.args[1:] if _is(product, _EINSUMS) else product.args)
+    if operands and isinstance(operands[0], tuple | list):
+        operands = list(operands[0])
+    return bool(operands) and operands[0] is node and node not in operands[1:]
 
 
 def _weighed(power: Node, rows: Node, total: Node) -> list[Node] | None:
@@ -140,10 +185,10 @@ def _weighs_rows(node: Node) -> bool:
     return len(first) > 1 and first[-1:] in second and first[-1:] not in result and first[:-1] == result[:-1] and result[-1:] in second
 
 
-def _is_like(node: Node, x: Node, same_type: bool = True) -> bool:
-    """Whether a node gives floats of the type and the sizes of another one, and a gradient is taken of them."""
+def _is_like(node: Node, x: Node, same_type: bool = True, trains: bool = True) -> bool:
+    """Whether a node gives floats of the type and the sizes of another one. `trains`: and a gradient is taken of them."""
     a, b = tensor_of(node), tensor_of(x)
-    if a is None or b is None or not a.requires_grad:
+    if a is None or b is None or (trains and not a.requires_grad):
         return False
     return b.dtype.is_floating_point and (not same_type or a.dtype == b.dtype) and a.shape == b.shape
 

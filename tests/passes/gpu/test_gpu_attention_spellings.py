@@ -116,8 +116,6 @@ def drawn(seed):
 def test_no_scores_are_in_memory(seed, as_on_a_gpu):
     """Products of float32 whose factors are converted numbers of 16 bits have gradients that are products of float32: in inference."""
     spelling, (batch, heads, rows, terms, width) = drawn(seed), LARGE
-    if spelling.wide == "factors" and spelling.weights == "logsumexp":
-        pytest.skip("without gradients, exponentials less the logarithm of their sum are no softmax: of an infinite score they differ")
     args = spelling.inputs(batch, heads, rows, terms, width, torch.Generator().manual_seed(seed))
     scores = batch * heads * rows * (terms if spelling.cross else rows)
     graphs = graphs_of(spelling.function(batch, heads), args, trains=spelling.wide != "factors")
