@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from xdsl.dialects.builtin import StringAttr, SymbolNameConstraint, UnitAttr
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import ArrayAttr, FlatSymbolRefAttrConstr, StringAttr, SymbolNameConstraint, SymbolRefAttr, UnitAttr
+from xdsl.ir import Attribute
 from xdsl.irdl import ParsePropInAttrDict, irdl_op_definition, opt_prop_def, prop_def, traits_def
 from xdsl.traits import SymbolOpInterface
+from xdsl.utils.exceptions import VerifyException
 
 from ..support.create import QuickOp
 
@@ -18,6 +22,8 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "u8": ("i8",),
 }
 """Type of A -> the types that B may have: each of their values is one of the type in which products are computed."""
+PASSED = tuple(StringAttr(what) for what in ("row", "rows", "column", "columns", "given"))
+"""What an epilogue may be passed."""
 
 
 @irdl_op_definition
@@ -31,6 +37,10 @@ class GemmOp(QuickOp):
     one is stored [N, K]. The arguments are three pointers A, B, C (with `bias` a fourth one: N elements of `dtype`
     that are added to every row) and then i64: M, N, K, the strides of rows lda, ldb, ldc, the batch, and
     the strides of the batch for A, B, C. With `accumulate` the product is added to C, which is f32 or f64.
+
+    With `epilogue` the kernel of that name is called for each rectangle of C that is finished, from any thread. `passed` says for each of
+    its arguments what it gets: the first `row` or `column` of the rectangle, the number of its `rows` or `columns`, or what is `given` to
+    this function behind its own arguments, in order. C is of the accumulator's type then, f32 or f64.
     """
 
     name = "cpu.gemm"
@@ -42,18 +52,32 @@ class GemmOp(QuickOp):
     trans_b = opt_prop_def(UnitAttr)
     bias = opt_prop_def(UnitAttr)
     accumulate = opt_prop_def(UnitAttr)
+    epilogue = opt_prop_def(FlatSymbolRefAttrConstr)
+    passed = opt_prop_def(ArrayAttr)
     traits = traits_def(SymbolOpInterface())
     irdl_options = (ParsePropInAttrDict(),)
     assembly_format = "$sym_name attr-dict"
 
+    def verify_(self) -> None:
+        if (self.epilogue is None) != (self.passed is None):
+            raise VerifyException("cpu.gemm: an epilogue needs to be told what is passed to it, and nothing else does")
+        unknown = [a for a in (self.passed.data if self.passed is not None else ()) if a not in PASSED]
+        if unknown:
+            raise VerifyException(f"cpu.gemm: {unknown[0]} is passed to the epilogue, known: {', '.join(a.data for a in PASSED)}")
+        if self.epilogue is not None and (self.out.data != ("f64" if self.dtype.data == "f64" else "f32")):
+            raise VerifyException(f"cpu.gemm: an epilogue works on sums, which are not of type {self.out.data}")
+
     @staticmethod
     def make(
-        name: str, dtype: str, out: str, trans_a: bool, trans_b: bool, bias: bool = False, accumulate: bool = False, rhs: str = ""
-    ) -> GemmOp:
+        name: str, dtype: str, out: str, trans_a: bool, trans_b: bool, bias: bool = False, accumulate: bool = False, rhs: str = "",
+        epilogue: str = "", passed: Sequence[str] = (),
+    ) -> GemmOp:  # fmt: skip
         """The declaration of one kind of multiplication."""
         properties = {"sym_name": StringAttr(name), "dtype": StringAttr(dtype), "out": StringAttr(out)}
         if rhs and rhs != FACTORS[dtype][0]:
             properties["rhs"] = StringAttr(rhs)
         wanted = (("trans_a", trans_a), ("trans_b", trans_b), ("bias", bias), ("accumulate", accumulate))
-        flags = {key: UnitAttr() for key, on in wanted if on}
+        flags: dict[str, Attribute] = {key: UnitAttr() for key, on in wanted if on}
+        if epilogue:
+            flags |= {"epilogue": SymbolRefAttr(epilogue), "passed": ArrayAttr([StringAttr(what) for what in passed])}
         return GemmOp.create(properties={**properties, **flags})

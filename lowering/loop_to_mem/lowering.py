@@ -19,7 +19,7 @@ from xdsl.ir import Attribute, Operation, SSAValue, Use
 from xdsl.rewriter import Rewriter
 
 from ...dialects import loop, mem, nd
-from ...dialects.expr import ZERO, IndexMap, dim, dims_subs, free_dims
+from ...dialects.expr import ONE, ZERO, IndexMap, dim, dims_subs, free_dims
 from ...dialects.expr.ranges import RangeEnv
 from ...dialects.expr.syntax import IndexMapAttr
 from ...dialects.mem import BufferType
@@ -312,11 +312,14 @@ class Lowering:
         return target
 
     def with_strides(self, tensor: SSAValue, buffer: SSAValue, strides: Strides, reason: str) -> SSAValue:
-        """`buffer` itself when its elements lie as `strides` say, else a copy that does."""
+        """`buffer` itself when its elements lie as `strides` say, else a copy that does. A stride of a dimension of one element, by which a
+        library sees what layout a tensor has, becomes what is asked for."""
         t = buffer.type
         assert isinstance(t, BufferType)
         if same_strides(t.dims, t.stride_exprs, strides, self.env):
-            return buffer
+            alone = any(d is ONE and a is not b for d, a, b in zip(t.dims, t.stride_exprs, strides, strict=True))
+            asked = BufferType.get(t.dims, t.element_type, strides, t.offset_expr, t.device.data)
+            return self.view(buffer, asked, tensor.name_hint) if alone and not any(d is ZERO for d in t.dims) else buffer
         copied = self.alloc(BufferType.get(t.dims, t.element_type, strides, 0, t.device.data), tensor.name_hint)
         self.storage[copied].until = self.position
         self.copy(buffer, copied, reason)

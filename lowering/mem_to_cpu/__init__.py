@@ -37,6 +37,7 @@ from ...passes.cost.nest_cost import NS_PER_UNIT, SERIAL_NS, Cost
 from ...passes.cost.schedule_choice import choose, grain_of
 from ...passes.manager.pass_manager import Pass
 from ...passes.mem.mem_join_nests import joined_nests
+from ..nest.product_epilogue import RECTANGLE_HINTS, RECTANGLE_RANGES
 from ..outline import Arguments, Outliner
 from .attention import AttentionLowering
 from .batches import BatchLowering
@@ -59,8 +60,8 @@ class MemToCpu(Pass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         refuse_tensors(self, op)
         symbols, hints = symbol_facts(op)
-        outliner = CpuOutliner(op, symbols, hints)
-        contracts = ContractLowering(op.body.block.add_op, self.library)
+        outliner = CpuOutliner(op, RangeEnv({**symbols, **RECTANGLE_RANGES}), {**hints, **RECTANGLE_HINTS})
+        contracts = ContractLowering(op.body.block.add_op, self.library, lambda nest: self._outline(outliner, nest))
         attentions = AttentionLowering(op.body.block.add_op)
         grains: dict[str, int] = {}
         terms = term_functions(op)

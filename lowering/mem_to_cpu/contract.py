@@ -35,7 +35,9 @@ from ...dialects.nd.types import element_bytes, ui8
 from ...dialects.support.replace import replace_op
 from ...passes.manager.errors import PassError
 from ..nest.indices import Indices
+from ..nest.product_epilogue import RECTANGLE, epilogue_nest, has_epilogue, plain_product, scheduled
 from .builder import Builder
+from .state import scalar_type
 
 DTYPES: dict[Attribute, str] = {f32: "f32", bf16: "bf16", f16: "f16", f64: "f64", i8: "i8", ui8: "u8", i32: "i32"}
 SUMS: dict[str, tuple[str, ...]] = {"f64": ("f64",), "i8": ("i32",), "u8": ("i32",)}
@@ -209,17 +211,55 @@ def transposed(p: Product) -> tuple[bool, bool] | None:
     return trans_a, trans_b
 
 
+@dataclass(frozen=True)
+class Epilogue:
+    """The kernel of an epilogue, as a launch of it that stands nowhere in the end; `turned`: its columns are rows of the product."""
+
+    launch: host.LaunchOp
+    turned: bool
+
+    @property
+    def kernel(self) -> str:
+        return self.launch.kernel.root_reference.data
+
+    @property
+    def symbols(self) -> list[Sym]:
+        """The sizes that it takes beside those of the rectangle, in order."""
+        return [e for e in self.launch.sizes.data if isinstance(e, Sym) and e not in RECTANGLE]
+
+    @property
+    def buffers(self) -> list[SSAValue]:
+        return [v for v in self.launch.operands if isinstance(v.type, mem.BufferType)]
+
+    @property
+    def numbers(self) -> list[SSAValue]:
+        return [v for v in self.launch.operands if not isinstance(v.type, mem.BufferType)]
+
+    @property
+    def passed(self) -> list[str]:
+        """What each of the kernel's arguments gets (cpu.gemm)."""
+        names = ("column", "columns", "row", "rows") if self.turned else ("row", "rows", "column", "columns")
+        sizes = [names[RECTANGLE.index(e)] if e in RECTANGLE else "given" for e in self.launch.sizes.data]
+        return ["given"] * len(self.buffers) + sizes + ["given"] * len(self.numbers)
+
+
 class ContractLowering:
     """Lowers the contractions of one module; equal ones share a kernel. `add_symbol` puts an op at the module's end."""
 
-    def __init__(self, add_symbol: Callable[[Operation], None], library: bool = False):
+    def __init__(
+        self, add_symbol: Callable[[Operation], None], library: bool = False, outline: Callable[[loop.NestOp], host.LaunchOp] | None = None
+    ):
         self.add_symbol = add_symbol
         self.library = library
+        self.outline = outline
         self.kernels: dict[object, str] = {}
         self.functions: dict[str, str] = {}
 
     def lower(self, op: loop.ContractOp) -> None:
         """Replace `op`."""
+        if has_epilogue(op) and recognise(op) is None:
+            self._with_epilogue(op)
+            return
         product_ = recognise(op)
         block = op.parent
         assert block is not None
@@ -230,9 +270,37 @@ class ContractLowering:
             launch = self._generated(merge_batch(product_))
         replace_op(op, *(launch or self._library(op)))
 
+    def _with_epilogue(self, op: loop.ContractOp) -> None:
+        """A product that calls the kernel of its epilogue; one that is left to the library stands before its own."""
+        block = op.parent
+        assert block is not None and self.outline is not None
+        asked = op.schedule.data if isinstance(op.schedule, StringAttr) else ""
+        plain = plain_product(op)
+        block.insert_op_before(plain, op)
+        p = recognise(plain)
+        generated = asked != "library" and not (self.library and asked != "gemm")
+        generated = generated and p is not None and transposed(p) is not None
+        nest = epilogue_nest(op, rectangle=generated)
+        block.insert_op_before(nest, op)
+        op.detach()
+        op.erase()
+        if not generated:
+            self.outline(nest)
+            self.lower(plain)
+            return
+        assert p is not None
+        p = merge_batch(p)
+        turned = row_major(p) is not p
+        launch = self.outline(scheduled(nest, p.m if turned else p.n, 0 if turned else 1))
+        made = self._generated(p, Epilogue(launch, turned))
+        assert made is not None
+        launch.detach()
+        launch.erase()
+        replace_op(plain, *made)
+
     # ---- generated
 
-    def _generated(self, p: Product) -> list[Operation] | None:
+    def _generated(self, p: Product, epilogue: Epilogue | None = None) -> list[Operation] | None:
         p = row_major(p)
         layout, dtype, rhs, out = transposed(p), *(DTYPES.get(x.dtype) for x in (p.a, p.b, p.c))
         if layout is None or dtype is None or rhs is None or out is None:
@@ -240,17 +308,22 @@ class ContractLowering:
         if p.accumulate and out not in ("f32", "f64"):
             return None  # the sums are not of the type of C
         trans_a, trans_b = layout
-        kind = GemmOp.make("", dtype, out, trans_a, trans_b, p.bias is not None, p.accumulate, rhs)
+        kernel, passed = (epilogue.kernel, epilogue.passed) if epilogue is not None else ("", ())
+        kind = GemmOp.make("", dtype, out, trans_a, trans_b, p.bias is not None, p.accumulate, rhs, kernel, passed)
         name = self._function(kind)
         matrices = (p.a, p.b, p.c) if p.bias is None else (p.a, p.b, p.c, p.bias)
         key = (name, p.batch, p.m, p.n, p.k, *((x.batch, x.row, x.column, x.start) for x in matrices))
         kernel = self.kernels.get(key)
-        symbols = sorted({s for e in _flat(key) for s in free_syms(e)}, key=lambda s: s.name)
+        found = {s for e in _flat(key) for s in free_syms(e)} | set(epilogue.symbols if epilogue is not None else ())
+        symbols = sorted(found, key=lambda s: s.name)
         if kernel is None:
             kernel = self.kernels[key] = f"contract{len(self.kernels)}"
-            self.add_symbol(_wrapper(kernel, name, p, trans_a, trans_b, symbols))
+            self.add_symbol(_wrapper(kernel, name, p, trans_a, trans_b, symbols, epilogue))
         traffic = sum((element_bytes(x.dtype) * n for x, n in ((p.a, p.m * p.k), (p.b, p.k * p.n), (p.c, p.m * p.n))), ZERO)
-        return [host.LaunchOp.make(kernel, [x.buffer for x in matrices], symbols, bytes=traffic * product(p.batch))]
+        operands = [x.buffer for x in matrices]
+        if epilogue is not None:
+            operands += epilogue.launch.operands
+        return [host.LaunchOp.make(kernel, operands, symbols, bytes=traffic * product(p.batch))]
 
     def _function(self, kind: GemmOp) -> str:
         """The name of the function of that kind, declared once."""
@@ -258,6 +331,9 @@ class ContractLowering:
         name = f"gemm_{dtype}{'_' + out if out != dtype else ''}{'_by_' + kind.rhs.data if kind.rhs is not None else ''}"
         name += f"_{'t' if kind.trans_a is not None else 'n'}{'t' if kind.trans_b is not None else 'n'}"
         name += ("_bias" if kind.bias is not None else "") + ("_add" if kind.accumulate is not None else "")
+        if kind.epilogue is not None and kind.passed is not None:
+            turned = kind.passed.data.index(StringAttr("row")) > kind.passed.data.index(StringAttr("column"))
+            name += f"_{kind.epilogue.string_value()}{'_turned' if turned else ''}"
         if name not in self.functions:
             self.functions[name] = name
             kind.properties["sym_name"] = StringAttr(name)
@@ -331,14 +407,17 @@ class SizeIndices(Indices):
 
 
 def _wrapper(
-    kernel: str, function: str, p: Product, trans_a: bool, trans_b: bool, symbols: Sequence[Sym]
+    kernel: str, function: str, p: Product, trans_a: bool, trans_b: bool, symbols: Sequence[Sym], epilogue: Epilogue | None
 ) -> cpu.KernelOp:
     """The kernel that calls the generated function, for every step of the outer batch loops."""
     matrices = (p.a, p.b, p.c) if p.bias is None else (p.a, p.b, p.c, p.bias)
-    op = cpu.KernelOp.make(kernel, [cpu.ptr] * len(matrices) + [i64] * len(symbols))
+    others = len(epilogue.buffers) if epilogue is not None else 0
+    numbers = [scalar_type(v.type) for v in epilogue.numbers] if epilogue is not None else []
+    op = cpu.KernelOp.make(kernel, [cpu.ptr] * (len(matrices) + others) + [i64] * len(symbols) + numbers)
     block: Block = op.body.block
     b = Builder(block)
-    table: dict[Sym, SSAValue] = dict(zip(symbols, block.args[len(matrices) :], strict=True))
+    first = len(matrices) + others
+    table: dict[Sym, SSAValue] = dict(zip(symbols, block.args[first : first + len(symbols)], strict=True))
     value = SizeIndices(b, table).number
     pointers: list[SSAValue] = []
     for x, pointer in zip(matrices, block.args[: len(matrices)], strict=True):
@@ -358,6 +437,10 @@ def _wrapper(
         value(_leading(p.a, trans_a, p.m, p.k)), value(_leading(p.b, trans_b, p.k, p.n)), value(_leading(p.c, False, p.m, p.n)),
     ]  # fmt: skip
     arguments = [*pointers, value(p.m), value(p.n), value(p.k), *leading, batch, *strides]
+    if epilogue is not None:
+        arguments += block.args[len(matrices) : first]
+        arguments += [table[s] for s in epilogue.symbols]
+        arguments += block.args[first + len(symbols) :]
     b.place(cpu.CallOp.make(function, arguments))
     for _ in outer:
         b.end_for()

@@ -252,19 +252,24 @@ class _Problem:
                 self._pay(a.shaped, side, self.prices.across_ns_per_byte)
 
     def _view(self, op: nd.IndexViewOp) -> None:
-        """A view is read along its last dimension."""
-        for v in op.results:
-            self._own(v, _ROWS)
+        """A view lies as rows of its source do, and is read along its last dimension."""
         index = op.map.data.results
+        by_channels = op.operands[0] not in self.owner and bool(index) and dim(1) in free_dims(index[-1])
+        self._own(op.result, _LAST if by_channels else _ROWS)
         if len(index) == 4 and any(isinstance(use.operation, loop.ContractOp) for use in op.result.uses):
             self._pay_factor(op.operands[0], index, tensor_type(op.result).rank - 1)
 
     def _contract(self, op: loop.ContractOp) -> None:
-        """A product reads its left factor along the terms of a sum."""
+        """A product reads its left factor along the terms of a sum, and what its epilogue reads along its columns."""
         for v in op.results:
             self._own(v, _ROWS)
         if len(op.lhs_map.data.results) == 4:
             self._pay_factor(op.lhs, op.lhs_map.data.results, len(op.loop_sizes))
+        places = {v: dim(k) for k, v in enumerate(op.indices)}
+        for load in [o for o in op.block.ops if isinstance(o, loop.LoadOp) and len(o.index_map.results) == 4]:
+            if all(v in places for v in load.index_operands):
+                index = load.index_map.apply([places[v] for v in load.index_operands])
+                self._pay_factor(load.source, index, len(op.loop_sizes) - 1)
 
     def _pay_factor(self, source: SSAValue, index: Sequence[Expr], along: int) -> None:
         """Reading a factor of a product along dimension `along` of `index`, where its channels or its rows lie."""

@@ -27,8 +27,9 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
             "nd-small-products", "nd-small-convolutions", "nd-split-reductions",
         ),
         "loop": (
-            "loop-batch", "loop-outline", "nd-to-loop", "contract-expand", "loop-fuse{local-bytes=65536}", "loop-fuse-rows",
-            "loop-fuse-windows", "contract-bias", "loop-inline", "contract-accumulate", "loop-layout", "loop-fuse-tables", "loop-order",
+            "loop-batch", "loop-outline", "nd-to-loop", "contract-expand", "contract-epilogue", "loop-fuse{local-bytes=65536}",
+            "loop-fuse-rows", "loop-fuse-windows", "contract-bias", "loop-inline", "contract-accumulate", "loop-layout",
+            "loop-fuse-tables", "loop-order",
         ),
         "mem": (
             "loop-to-mem", "mem-term-blocks", "mem-pack-operands", "mem-split-scalars", "mem-stage-rows", "mem-plan", "loop-schedule",

@@ -55,6 +55,7 @@ OURS: dict[str, str] = {
     "nd-split-reductions": "passes.nd.nd_split_reductions:NdSplitReductions",
     "contract-accumulate": "passes.loop.contract.contract_accumulate:ContractAccumulate",
     "contract-bias": "passes.loop.contract.contract_bias:ContractBias",
+    "contract-epilogue": "passes.loop.contract.contract_epilogue:ContractEpilogue",
     "contract-expand": "passes.loop.contract.contract_expand:ContractExpand",
     "loop-batch": "passes.loop.repeats.loop_batch:LoopBatch",
     "loop-fuse": "passes.loop.fusion.loop_fuse:LoopFuse",

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import StringAttr
+
+from ....dialects import cpu
 from ....dialects.cpu.gemm import GemmOp
 from ..gemm.spec import GemmSpec, isa_for
-from .text import ModuleText
+from .text import ModuleText, type_of
 
 _NUMBERS = ("m", "n", "k", "lda", "ldb", "ldc", "batch", "sa", "sb", "sc")
 _SIZES = ", ".join(f"i64 %{x}" for x in _NUMBERS)
@@ -12,7 +17,7 @@ _TYPES = ", ".join(["ptr"] * 3 + ["i64"] * len(_NUMBERS) + ["ptr"] * 3)
 
 
 def emit_gemm(unit: ModuleText, op: GemmOp) -> None:
-    """Add the function that `op` declares; it has no epilogue."""
+    """Add the function that `op` declares."""
     name = op.sym_name.data
     isa = isa_for(unit.target).name
     trans_a, trans_b, accumulate = (flag in op.properties for flag in ("trans_a", "trans_b", "accumulate"))
@@ -22,9 +27,50 @@ def emit_gemm(unit: ModuleText, op: GemmOp) -> None:
     bias = "ptr %bias" if op.bias is not None else "ptr null"
     pointers = "ptr %a, ptr %b, ptr %c"
     taken = f"{pointers}, ptr %bias, {_SIZES}" if op.bias is not None else f"{pointers}, {_SIZES}"
+    lines, end = "", "ptr null, ptr null"
+    if op.epilogue is not None:
+        given = _given(op)
+        _emit_rectangle(unit, op, name, given)
+        taken += "".join(f", {t} %g{k}" for k, t in enumerate(given))
+        lines = f"  %context = alloca [{max(len(given), 1)} x i64], align 8\n"
+        for k, t in enumerate(given):
+            lines += f"  %p{k} = getelementptr i8, ptr %context, i64 {8 * k}\n  store {t} %g{k}, ptr %p{k}, align 8\n"
+        end = f"ptr @{name}_rectangle, ptr %context"
     unit.functions.append(
         f"define internal void @{name}({taken}) #0 {{\n"
-        f"  call void {shared}({pointers}, {_SIZES}, {bias}, ptr null, ptr null)\n"
+        f"{lines}  call void {shared}({pointers}, {_SIZES}, {bias}, {end})\n"
         "  ret void\n}"
     )
     unit.defined.add(name)
+
+
+def _epilogue(op: GemmOp) -> cpu.KernelOp:
+    """The kernel that computes the epilogue."""
+    assert op.epilogue is not None and op.parent is not None
+    name = op.epilogue.string_value()
+    return next(k for k in op.parent.ops if isinstance(k, cpu.KernelOp) and k.sym_name.data == name)
+
+
+def _given(op: GemmOp) -> list[str]:
+    """LLVM types of what is given to the epilogue from outside."""
+    assert op.passed is not None
+    pairs = zip(op.passed.data, _epilogue(op).body.block.args, strict=True)
+    return [type_of(argument.type).text for what, argument in pairs if what == StringAttr("given")]
+
+
+def _emit_rectangle(unit: ModuleText, op: GemmOp, name: str, given: Sequence[str]) -> None:
+    """The function that a product calls for a finished rectangle: it calls the kernel with what the context holds."""
+    assert op.epilogue is not None and op.passed is not None
+    held = iter(range(len(given)))
+    arguments: list[str] = []
+    for what in op.passed.data:
+        assert isinstance(what, StringAttr)
+        k = next(held) if what.data == "given" else -1
+        arguments.append(f"{given[k]} %g{k}" if k >= 0 else f"i64 %{what.data}")
+    lines = "  %rows = sub i64 %row_end, %row\n  %columns = sub i64 %column_end, %column\n"
+    for k, t in enumerate(given):
+        lines += f"  %p{k} = getelementptr i8, ptr %context, i64 {8 * k}\n  %g{k} = load {t}, ptr %p{k}, align 8\n"
+    unit.functions.append(
+        f"define internal void @{name}_rectangle(ptr %context, i64 %batch, i64 %row, i64 %row_end, i64 %column, i64 %column_end, "
+        f"ptr %tile, i64 %ld) #0 {{\n{lines}  call void @{op.epilogue.string_value()}({', '.join(arguments)})\n  ret void\n}}"
+    )

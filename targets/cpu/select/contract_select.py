@@ -21,6 +21,7 @@ from ....dialects import loop
 from ....dialects.expr import Expr, evaluate, free_syms
 from ....dialects.machine import has_library
 from ....lowering.mem_to_cpu.contract import DTYPES, Product, recognise, row_major, transposed
+from ....lowering.nest.product_epilogue import has_epilogue, plain_product, split_epilogue
 from ....passes.analysis.symbols import symbol_hints
 from ....passes.manager.pass_manager import Pass
 from ..gemm.choice import prefer_own_gemm, relative_speed
@@ -46,18 +47,23 @@ class ContractSelect(Pass):
         force = force if has_library(op) else "gemm"
         pack_operands(op, hints, narrow=has_library(op))
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
-            for contract in func.body.block.ops:
-                if isinstance(contract, loop.ContractOp) and contract.schedule is None:
-                    choice = self._choice(contract, hints)
-                    contract.properties["schedule"] = StringAttr(choice)
-                    self.statistic(f"num-{choice}")
+            for contract in [o for o in func.body.block.ops if isinstance(o, loop.ContractOp) and o.schedule is None]:
+                fused = has_epilogue(contract) and recognise(contract) is None
+                plain = plain_product(contract) if fused else contract
+                choice = self._choice(plain, hints, force, fused)
+                contract.properties["schedule"] = StringAttr(choice)
+                self.statistic(f"num-{choice}")
+                if fused:
+                    plain.drop_all_references()
+                if fused and choice == "library":
+                    split_epilogue(contract)
 
-    def _choice(self, op: loop.ContractOp, hints: dict[str, int]) -> str:
+    def _choice(self, op: loop.ContractOp, hints: dict[str, int], force: str, fused: bool) -> str:
         p = recognise(op)
         if p is None:
             return "gemm"
-        if p.is_narrow or self.force:
-            return "gemm" if p.is_narrow else self.force
+        if p.is_narrow or force:
+            return "gemm" if p.is_narrow else force
         p = row_major(p)
         layout = transposed(p)
         if layout is None:
@@ -74,7 +80,7 @@ class ContractSelect(Pass):
                 self.statistic("num-measured")
                 op.attributes["measured"] = DictionaryAttr({name: FloatAttr(t, f64) for name, t in times.items()})
                 return "gemm" if times["own"] <= times["library"] else "library"
-        return "gemm" if prefer_own_gemm(m, n, k, dtype, *layout) else "library"
+        return "gemm" if prefer_own_gemm(m, n, k, dtype, *layout, fused=fused) else "library"
 
 
 SURE_SPEED_RANGE = (0.5, 1.9)

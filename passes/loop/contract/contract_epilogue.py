@@ -1,0 +1,343 @@
+"""contract-epilogue: nests that compute element by element from a product become the epilogue of its contraction.
+
+    %p = loop.contract (%i = M, %j = N) ... { store acc }                 %y = loop.contract (%i = M, %j = N) ... {
+    %q = loop.nest (%c = N, %h = H, %w = W) { %p[%h * W + %w, %c] + %b[%c] }       store relu(acc + %b[%j]), %y[%i, %j]
+    %y = loop.nest (...) { relu(%q[%c, %h, %w]) }                          }
+
+The counterpart of a library's post-operations, for whatever a program computes: activations, scales, residuals, gates. It runs before
+loop-fuse, which would compute again in each reader what is cheap. Here it is computed once, from sums in the first-level cache, and nothing
+but the result is stored. Nests are taken as long as one tensor in the end is all that others read. The rows of the product may be
+several loops of a nest, in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp, StringAttr, f32, f64
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Block, Operation, SSAValue
+
+from ....dialects import loop, nd
+from ....dialects.expr import ONE, ZERO, Dim, Expr, IndexMap, dim, dims_subs, free_dims, linear_coeff
+from ....dialects.expr.ranges import Range, RangeEnv, simplify
+from ....dialects.expr.syntax import IndexMapAttr
+from ....dialects.nd import symbol_ranges
+from ....dialects.nd.types import TensorType, tensor_type
+from ...manager.locations import joined
+from ...manager.pass_manager import Pass
+from .contract_expand import is_plain
+
+MAX_EPILOGUE_OPS = 64
+"""Operations of an epilogue, after which a nest of its own is as good."""
+
+
+@dataclass(frozen=True)
+class ContractEpilogue(Pass):
+    """Puts what is computed from a product element by element into its contraction."""
+
+    name = "contract-epilogue"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        numerics = op.attributes.get("nd.numerics")
+        if isinstance(numerics, StringAttr) and numerics.data == "eager":
+            return
+        symbols = symbol_ranges(op)
+        for func in [f for f in op.ops if isinstance(f, FuncOp) and not f.is_declaration]:
+            contracts = [o for o in func.body.block.ops if isinstance(o, loop.ContractOp) and _takes_epilogue(o)]
+            position = {o: k for k, o in enumerate(func.body.block.ops)} if contracts else {}
+            for contract in contracts:
+                region = _Region(contract, symbols, position)
+                region.grow()
+                if region.taken:
+                    self.remark(contract, f"computes {len(region.taken)} operations on its sums", kind="applied")
+                    self.statistic("num-fused", len(region.taken))
+                    region.fuse()
+
+
+def _takes_epilogue(op: loop.ContractOp) -> bool:
+    """Whether a contraction is one matrix product whose sums are stored as they are, in their type and order."""
+    if not is_plain(op) or "no_fuse" in op.attributes or len(op.loop_sizes) != 2 or not isinstance(op.outs[0].owner, loop.EmptyOp):
+        return False
+    store = op.block.first_op
+    assert isinstance(store, loop.StoreOp)
+    in_order = store.map.data.is_identity and tuple(store.index_operands) == tuple(op.indices)
+    kind = tensor_type(op.results[0]).element_type
+    return in_order and kind == op.accumulator.type and kind in (f32, f64)
+
+
+@dataclass
+class _Member:
+    """A nest of the region, with the row and column of the product (d0, d1) for each of its loops."""
+
+    nest: loop.NestOp
+    loops: tuple[Expr, ...]
+
+
+@dataclass
+class _Region:
+    """A contraction and the nests that may be computed with it. `places`: for each tensor that they make, row and column of the product at
+    an index of it; `taken`: the nests that are, behind which one tensor is read by others."""
+
+    contract: loop.ContractOp
+    symbols: RangeEnv
+    position: dict[Operation, int]
+    places: dict[SSAValue, tuple[Expr, Expr]] = field(default_factory=dict)
+    members: list[_Member] = field(default_factory=list)
+    taken: list[_Member] = field(default_factory=list)
+
+    def grow(self) -> None:
+        """Find what can be taken: each nest is looked at once, in the order of the program."""
+        self.places[self.contract.results[0]] = (dim(0), dim(1))
+        waiting = self._readers(self.contract.results[0])
+        seen: set[Operation] = set()
+        ops = 0
+        while waiting:
+            nest = min(waiting, key=self.position.__getitem__)
+            waiting.discard(nest)
+            if nest in seen:
+                continue
+            seen.add(nest)
+            member = self._member(nest)
+            ops += len(list(member.nest.block.ops)) if member is not None else 0
+            if member is None or ops > MAX_EPILOGUE_OPS:
+                break
+            self.members.append(member)
+            waiting |= self._readers(member.nest.results[0])
+            if self._ends_here():
+                self.taken = list(self.members)
+
+    def _readers(self, tensor: SSAValue) -> set[Operation]:
+        """The nests of the function that read a tensor."""
+        nests = [_nest_around(use.operation) for use in tensor.uses]
+        return {nest for nest in nests if nest is not None}
+
+    def _ends_here(self) -> bool:
+        """Whether of all tensors made so far only that of the last member is read by others."""
+        inside: set[Operation] = {m.nest for m in self.members}
+        made = [self.contract.results[0], *(m.nest.results[0] for m in self.members[:-1])]
+        return all(_nest_around(use.operation) in inside for tensor in made for use in tensor.uses)
+
+    def _member(self, nest: Operation) -> _Member | None:
+        """A nest as a part of the region, if it stores one element for each of the product, from elements of the region at the same place
+        and from what is there before the contraction."""
+        if not isinstance(nest, loop.NestOp) or nest not in self.position or not _is_pointwise(nest):
+            return None
+        rows, columns = self.contract.loop_sizes
+        env = {**self.symbols, **{dim(k): Range.of_size(s) for k, s in enumerate(nest.loop_sizes)}}
+        ranges = RangeEnv(env)
+        place: tuple[Expr, ...] | None = None
+        for op in nest.block.ops:
+            if not isinstance(op, loop.LoadOp):
+                continue
+            if op.source not in self.places:
+                if self._is_late(op.source):
+                    return None
+                continue
+            index = _index_of(nest, op)
+            if index is None or op.masked is not None:
+                return None
+            found = tuple(simplify(dims_subs(e, index), ranges) for e in self.places[op.source])
+            if place is not None and found != place:
+                return None
+            place = found
+        if place is None:
+            return None
+        loops = _loops_at(nest, place, rows, columns)
+        store = nest.block.last_op
+        stored = _index_of(nest, store) if isinstance(store, loop.StoreOp) and loops is not None else None
+        if loops is None or stored is None:
+            return None
+        at = _place_by_index(nest, stored, place)
+        if at is None:
+            return None
+        self.places[nest.results[0]] = at
+        return _Member(nest, loops)
+
+    def _is_late(self, tensor: SSAValue) -> bool:
+        """Whether a tensor is made behind the contraction."""
+        owner = tensor.owner
+        while isinstance(owner, nd.IndexViewOp):
+            if self.position.get(owner, 0) > self.position[self.contract]:
+                return True
+            owner = owner.operands[0].owner
+        return not isinstance(owner, Block) and self.position.get(owner, 0) > self.position[self.contract]
+
+    # ---- the rewrite
+
+    def fuse(self) -> None:
+        """One contraction in the place of the old one and the nests taken."""
+        old, last = self.contract, self.taken[-1].nest
+        block = old.parent
+        assert block is not None
+        t = tensor_type(last.results[0])
+        empty = loop.EmptyOp.create(result_types=[TensorType.get(old.loop_sizes, t.element_type, t.device.data)])
+        block.insert_op_before(empty, old)
+        new = loop.ContractOp.build_contract(
+            old.loop_sizes, old.depth.data, (old.lhs, old.lhs_map.data), (old.rhs, old.rhs_map.data), [empty.results[0]],
+            old.accumulator.type,
+        )  # fmt: skip
+        new.location = joined([old.location, *(m.nest.location for m in self.taken)])
+        if last.label is not None:
+            new.properties["label"] = last.label
+        block.insert_op_before(new, old)
+        known: dict[SSAValue, SSAValue] = {old.results[0]: new.accumulator}
+        for member in self.taken:
+            known[member.nest.results[0]] = _copy_body(member, new, known)
+        final = loop.StoreOp.new(known[last.results[0]], new.out_args[0], IndexMap.identity(2), list(new.indices))
+        new.block.add_op(final)
+        self._hand_on(last.results[0], new)
+        empties = [old.outs[0], *(m.nest.outs[0] for m in self.taken)]
+        for op in (*(m.nest for m in reversed(self.taken)), old):
+            op.detach()
+            op.erase()
+        for made in empties:
+            loop.drop_empty(made)
+
+    def _hand_on(self, tensor: SSAValue, new: loop.ContractOp) -> None:
+        """Have those who read `tensor` read the result of the contraction: accesses at its rows and columns, others a view."""
+        made = new.results[0]
+        made.name_hint = tensor.name_hint
+        row, column = self.places[tensor]
+        map_ = IndexMap(tensor_type(tensor).rank, (row, column))
+        view: nd.IndexViewOp | None = None
+        for use in list(tensor.uses):
+            op = use.operation
+            if isinstance(op, loop.LoadOp) and _nest_around(op) is not None and use.index == 0:
+                operands = [made, *op.operands[1:]]
+                properties = {**op.properties, "map": IndexMapAttr.get(map_.compose(op.index_map))}
+                changed = loop.LoadOp.create(operands=operands, result_types=[op.result.type], properties=properties, location=op.location)
+                assert op.parent is not None
+                op.parent.insert_op_before(changed, op)
+                op.result.replace_all_uses_with(changed.result)
+                op.detach()
+                op.erase()
+                continue
+            if isinstance(op, nd.IndexViewOp):
+                whole = map_.compose(op.map.data)
+                sizes = {dim(k): Range.of_size(s) for k, s in enumerate(tensor_type(op.result).dims)}
+                op.properties["map"] = IndexMapAttr.get(whole.simplify(RangeEnv({**self.symbols, **sizes})))
+                op.operands[0] = made
+                continue
+            if view is None:
+                view = nd.IndexViewOp.create(operands=[made], result_types=[tensor.type], properties={"map": IndexMapAttr.get(map_)})
+                view.location = new.location
+                assert new.parent is not None
+                new.parent.insert_op_after(view, new)
+            op.operands[use.index] = view.result
+
+
+def _nest_around(op: Operation) -> loop.NestOp | None:
+    """The nest of a function that an operation stands in."""
+    around = op.parent_op()
+    while around is not None and not isinstance(around, loop.NestOp):
+        around = around.parent_op()
+    return around
+
+
+def _is_pointwise(nest: loop.NestOp) -> bool:
+    """Whether a nest computes one element in each iteration, by loads and arithmetic, and stores it without a condition."""
+    store = nest.block.last_op
+    if len(nest.results) != 1 or "no_fuse" in nest.attributes or not isinstance(nest.outs[0].owner, loop.EmptyOp):
+        return False
+    if not isinstance(store, loop.StoreOp) or store.mode is not None or store.masked is not None:
+        return False
+    t = tensor_type(nest.results[0])
+    if t.element_type not in (f32, f64):
+        return False
+    inner = list(nest.block.ops)[:-1]
+    return all(not o.regions and not isinstance(o, loop.StoreOp) and _is_plain_op(o) for o in inner)
+
+
+def _is_plain_op(op: Operation) -> bool:
+    """Whether an operation of a body is arithmetic, a constant or an access with indices of loops."""
+    if isinstance(op, loop.LoadOp):
+        return True
+    return op.name.startswith(("arith.", "math.", "loop.math")) or isinstance(op, loop.IndexOp)
+
+
+def _index_of(nest: loop.NestOp, op: loop.LoadOp | loop.StoreOp) -> tuple[Expr, ...] | None:
+    """The index of an access over the nest's loops; 0 for a loop of one iteration; None where something else indexes."""
+    numbers = {value: k for k, value in enumerate(nest.indices)}
+    if any(v not in numbers for v in op.index_operands):
+        return None
+    sizes = nest.loop_sizes
+    return tuple(op.index_map.apply([ZERO if sizes[numbers[v]] is ONE else dim(numbers[v]) for v in op.index_operands]))
+
+
+def _loops_at(nest: loop.NestOp, place: Sequence[Expr], rows: Expr, columns: Expr) -> tuple[Expr, ...] | None:
+    """For each loop of a nest its index at row d0 and column d1 of the product, where row and column are numbers that the loops count
+    between them, each element once."""
+    sizes = nest.loop_sizes
+    found: list[Expr | None] = [ZERO if size is ONE else None for size in sizes]
+    for index, whole, at in ((place[0], rows, dim(0)), (place[1], columns, dim(1))):
+        steps = [(k, linear_coeff(index, dim(k))) for k in range(len(sizes)) if dim(k) in free_dims(index)]
+        step: Expr = ONE
+        left = dict(steps)
+        while left:
+            k = next((k for k, c in left.items() if c is step), None)
+            if k is None or found[k] is not None:
+                return None
+            del left[k]
+            last = step * sizes[k] is whole
+            found[k] = at // step if last else at // step % sizes[k]
+            step = step * sizes[k]
+        if step is not whole or dims_subs(index, [ZERO] * len(sizes)) is not ZERO:
+            return None
+    return None if None in found else tuple(e for e in found if e is not None)
+
+
+def _place_by_index(nest: loop.NestOp, stored: Sequence[Expr], place: Sequence[Expr]) -> tuple[Expr, Expr] | None:
+    """Row and column of the product at an index of the tensor that a nest stores; each index is a loop of its own, or 0."""
+    back: list[Expr] = [ZERO] * len(nest.loop_sizes)
+    for k, e in enumerate(stored):
+        if isinstance(e, Dim) and back[e.index] is ZERO:
+            back[e.index] = dim(k)
+        elif e is not ZERO or tensor_type(nest.results[0]).dims[k] is not ONE:
+            return None
+    if any(size is not ONE and back[k] is ZERO for k, size in enumerate(nest.loop_sizes)):
+        return None
+    row, column = (dims_subs(e, back) for e in place)
+    return row, column
+
+
+def _copy_body(member: _Member, new: loop.ContractOp, known: dict[SSAValue, SSAValue]) -> SSAValue:
+    """Append what a nest computes to the contraction's body; the value that it would store."""
+    nest, values = member.nest, dict[SSAValue, SSAValue]()
+    indices = list(new.indices)
+    for loop_index, e in zip(nest.indices, member.loops, strict=True):
+        if not loop_index.uses:
+            continue
+        if isinstance(e, Dim):
+            values[loop_index] = indices[e.index]
+    for op in nest.block.ops:
+        if isinstance(op, loop.LoadOp) and op.source in known:
+            values[op.result] = known[op.source]
+        elif isinstance(op, loop.LoadOp | loop.IndexOp):
+            moved = _moved(op, nest, member.loops, new, values)
+            new.block.add_op(moved)
+            values[op.results[0]] = moved.results[0]
+        elif isinstance(op, loop.StoreOp):
+            return values[op.value]
+        else:
+            new.block.add_op(op.clone(values))
+    raise AssertionError("a nest ends with a store")
+
+
+def _moved(
+    op: loop.LoadOp | loop.IndexOp, nest: loop.NestOp, loops: Sequence[Expr], new: loop.ContractOp, values: dict[SSAValue, SSAValue]
+) -> Operation:
+    """A load or an index expression over the contraction's loops; what else it is indexed by stays."""
+    numbers = {value: k for k, value in enumerate(nest.indices)}
+    args = list(op.index_operands) if isinstance(op, loop.LoadOp) else list(op.args)
+    others = [v for v in args if v not in numbers]
+    at = [loops[numbers[v]] if v in numbers else dim(2 + others.index(v)) for v in args]
+    whole = IndexMap(2 + len(others), tuple((op.index_map if isinstance(op, loop.LoadOp) else op.map.data).apply(at)))
+    operands = [*new.indices, *(values.get(v, v) for v in others)]
+    if isinstance(op, loop.IndexOp):
+        return loop.IndexOp.create(operands=operands, result_types=[op.result.type], properties={"map": IndexMapAttr.get(whole)})
+    operands = [op.source, *operands, *(values.get(v, v) for v in op.operands[1 + len(args) :])]
+    properties = {**op.properties, "map": IndexMapAttr.get(whole)}
+    return loop.LoadOp.create(operands=operands, result_types=[op.result.type], properties=properties, location=op.location)
