@@ -232,6 +232,7 @@ def _called(module: ModuleOp, entry: Operation | None) -> set[str]:
 
 def lower_rest(module: ModuleOp, ctx: Context, level: str, entry: Operation | None = None) -> ModuleOp:
     """A copy of `module` after the stages below `level`; where `entry` is given, of its functions only that and those that it calls."""
+    from ...passes.cost.machine import Gpu, machine_of
     from ...passes.manager.instrumentation import Instrumentation
     from ...passes.manager.pass_manager import run
     from ...passes.manager.pipelines import default_pipeline, parse_pipeline, stage_names
@@ -244,6 +245,8 @@ def lower_rest(module: ModuleOp, ctx: Context, level: str, entry: Operation | No
                 op.detach()
                 op.erase(safe_erase=False)
     target, _ = kernel_target(copied)  # at the level nd: of a user's Triton kernel
+    if target == "cpu" and isinstance(machine_of(copied), Gpu):
+        target = "gpu"
     levels = stage_names(target)
     stages = levels if level == "nd" else levels[levels.index(level) + 1 :]
     if level == "loop" and called:  # a module in the midst of the stage, between loop-outline and loop-inline

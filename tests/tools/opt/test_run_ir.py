@@ -11,12 +11,13 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.parser import Parser
 
 from stepwell.dialects import load_dialects
+from stepwell.dialects.machine import MACHINE, MachineAttr
 from stepwell.errors import StepwellError
 from stepwell.passes.manager.instrumentation import Instrumentation
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
-from stepwell.tools.opt.inputs import random_inputs
-from stepwell.tools.opt.run_ir import LEVELS, level_of, run_module
+from stepwell.tools.opt.inputs import entry_function, random_inputs
+from stepwell.tools.opt.run_ir import LEVELS, level_of, lower_rest, run_module
 
 CTX = load_dialects(Context())
 TEXT = """
@@ -80,6 +81,20 @@ def test_interpreted(level, monkeypatch):
     check(module, interpret=True)
     monkeypatch.setenv("STEPWELL_INTERPRET", "1")
     check(module)
+
+
+@pytest.mark.parametrize("stages", [(), ("nd", "loop"), ("nd", "loop", "mem")])
+def test_a_module_for_a_gpu_is_lowered_for_it_and_its_launches_interpreted(stages):
+    module, plain = (Parser(CTX, TEXT).parse_module() for _ in range(2))
+    module.attributes[MACHINE] = MachineAttr.get("sm_90", multiprocessors=132)
+    if stages:
+        run(default_pipeline("gpu", stages=stages), module, CTX, Instrumentation())
+    inputs = random_inputs(plain, "forward", 0)
+    wanted = run_module(plain, CTX, [x.clone() for x in inputs], "forward")
+    lowered = lower_rest(module, CTX, level_of(module, "forward"), entry_function(module, "forward"))
+    assert any(op.name == "tt.func" for op in lowered.ops)
+    for found, other in zip(run_module(module, CTX, inputs, "forward"), wanted, strict=True):
+        torch.testing.assert_close(found, other)
 
 
 def test_one_function_of_several():
