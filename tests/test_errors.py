@@ -22,6 +22,7 @@ FOLDERS = ("dialects", "passes", "lowering", "targets", "tools")
 STEERING = {
     "_Again": "a row nest is written again",
     "_FunctionMissing": "a kernel is built again with the whole device library",
+    "_MisfitError": "a value of a package does not fit its field, which whoever holds it names by its place",
     "_NoMatch": "a word of a pipeline's text is no value of this type",
     "_NoShim": "an operator is called through Python",
     "_Stopped": "the thread of a program ends",

@@ -39,9 +39,10 @@ ARROWS: dict[str, dict[str, str]] = {
         "gpu": "analysis cost loop manager mem",
     },
     "lowering": {
+        "control_flow": "",
         "outputs": "",
         "sympy_bridge": "",
-        "fx_to_nd": "outputs sympy_bridge",
+        "fx_to_nd": "control_flow outputs sympy_bridge",
         "fx": "fx_to_nd outputs sympy_bridge",
         "loop_to_mem": "",
         "nd_to_loop": "loop_to_mem",

@@ -68,9 +68,16 @@ def packed(sections: Sequence[tuple[Section, bytes | memoryview]], notes: dict[s
     parts.append(index)
     digest = hashlib.sha256(index).digest()
     version = FileLayout.VERSION | FileLayout.MINOR << FileLayout.MINOR_BITS
-    head = HEADER.pack(MAGIC, version, HEADER.size, Feature.NONE, at + len(index), at, len(index), writer.encode()[:16], digest)
+    needed = _features(placed)
+    head = HEADER.pack(MAGIC, version, HEADER.size, needed, at + len(index), at, len(index), writer.encode()[:16], digest)
     parts[0] = head + zlib.crc32(head).to_bytes(4, "little")
     return parts
+
+
+def _features(sections: Sequence[Section]) -> Feature:
+    """What a reader has to know for these sections: programs that others call have a point in their names."""
+    calls = any(section.kind == "program" and "." in section.name for section in sections)
+    return Feature.CONTROL_FLOW if calls else Feature.NONE
 
 
 class PackageFile:

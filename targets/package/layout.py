@@ -38,3 +38,5 @@ class Feature(IntFlag):
     """What a reader has to know to run a package; a file with others is refused."""
 
     NONE = 0
+    CONTROL_FLOW = 1
+    """Programs call others: branches and loops."""

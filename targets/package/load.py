@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...dialects.support.record import changed
@@ -30,7 +30,7 @@ from .process import (
     mapped,
     why_not_native,
 )
-from .programs import ProgramRecord, description_of, object_of
+from .programs import BodyRecord, ObjectRecord, ProgramRecord, description_of, object_of
 from .signature import EntryPoint, Signature, Target
 from .weights import WeightStore
 
@@ -122,7 +122,7 @@ def load_file(
     """The package of an open file, which may be closed then."""
     try:
         return _loaded(file, device, weights, verify, target)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         if isinstance(error, StepwellError):
             raise
         raise file.error(f"its parts do not fit each other ({type(error).__name__}: {error})") from error
@@ -187,19 +187,8 @@ def _place_of(file: PackageFile, signature: Signature, target: Target, device: s
 
 
 def _entry(file: PackageFile, signature: Signature, point: EntryPoint, place: Place, store: WeightStore) -> Entry:
-    record: ProgramRecord = file.load(ProgramRecord, "program", point.name, place.target.name)
-    reason = "" if record.native else "it was exported without a native entry"
-    reason = reason or why_not_native(file, signature.handle_offset)
-    run: Callable[[list[Any]], list[Any]] | None = None
-    if not reason:
-        try:
-            run = _native(file, record, point.name, place, store)
-        except PackageError as error:  # another torch: its C shim lacks a function that the entry calls
-            reason = str(error)
-    if run is None:
-        log.warning("%s: entry point '%s' runs through Python: %s", file.path, point.name, reason)
-        run = _through_python(file, record, point.name, place, store)
-    return Entry(file.path, _on(point, place.device), record, store, run, native=not reason)
+    record, run, native = _Programs(file, signature, place, store).program(point.name)
+    return Entry(file.path, _on(point, place.device), record, store, run, native)
 
 
 def _on(point: EntryPoint, device: str) -> EntryPoint:
@@ -208,36 +197,77 @@ def _on(point: EntryPoint, device: str) -> EntryPoint:
     return changed(point, leaves=leaves)
 
 
-def _native(file: PackageFile, record: ProgramRecord, name: str, place: Place, store: WeightStore) -> Callable[[list[Any]], list[Any]]:
-    driver, target, first = None, place.target, first_gpu(record, place.device)
-    if target.capability:
+class _Programs:
+    """Links the programs of a package for the place where it runs."""
+
+    def __init__(self, file: PackageFile, signature: Signature, place: Place, store: WeightStore):
+        self._file = file
+        self._signature = signature
+        self._place = place
+        self._target = place.target.name
+        self._store = store
+        self._open: list[str] = []
+        """Programs that are being linked, each for the one before it."""
+
+    def program(self, name: str) -> tuple[ProgramRecord, Callable[[list[Any]], list[Any]], bool]:
+        """The record of a program, its function, and whether that is its native entry."""
+        record: ProgramRecord = self._file.load(ProgramRecord, "program", name, self._target)
+        reason = "" if record.native else "it was exported without a native entry"
+        reason = reason or why_not_native(self._file, self._signature.handle_offset)
+        if not reason:
+            try:
+                return record, self._native(record, name), True
+            except PackageError as error:  # another torch: its C shim lacks a function that the entry calls
+                reason = str(error)
+        log.warning("%s: entry point '%s' runs through Python: %s", self._file.path, name, reason)
+        return record, self._through_python(record, name), False
+
+    def _native(self, record: ProgramRecord, name: str) -> Callable[[list[Any]], list[Any]]:
+        driver, first = None, first_gpu(record, self._place.device)
+        if self._place.target.capability:
+            from ..host.gpu.driver import cuda_driver
+
+            driver = cuda_driver()
+        file = self._file
+        image = mapped(file, name, self._target, entry_resolver(file, functions_image(file, self._target), driver, first))
+        return native_callable(self._description(record), image, *self._values(record), host_runtime(file, first))
+
+    def _through_python(self, record: ProgramRecord, name: str) -> Callable[[list[Any]], list[Any]]:
+        image = mapped(self._file, name, self._target, kernel_resolver(functions_image(self._file, self._target)))
+        description = self._description(record)
+        if not self._place.target.capability:
+            return python_callable(description, image, *self._values(record))
+        import torch
+
         from ..host.gpu.driver import cuda_driver
+        from ..host.gpu.launches import GpuLaunches
 
-        driver = cuda_driver()
-    image = mapped(file, name, target.name, entry_resolver(file, functions_image(file, target.name), driver, first))
-    constants, objects = [store.tensor(one) for one in record.constants], [object_of(one) for one in record.objects]
-    description = _description(file, record, place)
-    return native_callable(description, image, constants, objects, host_runtime(file, first))
+        launcher = GpuLaunches(description.name, description.device, description.kernels, cuda_driver())  # pyright: ignore[reportArgumentType]
+        return python_callable(description, image, *self._values(record), launcher, torch.cuda.device)
 
+    def _description(self, record: ProgramRecord) -> ProgramDescription:
+        kernels = kernels_of(self._file, record.kernels, self._target, self._place.from_ptx)
+        return description_of(on_device(record, self._place.device), kernels)
 
-def _description(file: PackageFile, record: ProgramRecord, place: Place) -> ProgramDescription:
-    kernels = kernels_of(file, record.kernels, place.target.name, place.from_ptx)
-    return description_of(on_device(record, place.device), kernels)
+    def _values(self, record: ProgramRecord) -> tuple[list[Any], list[Any]]:
+        """The constants and the objects of a program."""
+        return [self._store.tensor(one) for one in record.constants], [self._object(one) for one in record.objects]
 
+    def _object(self, one: ObjectRecord) -> Any:
+        if one.kind != "control":
+            return object_of(one)
+        from .control import control_of
 
-def _through_python(
-    file: PackageFile, record: ProgramRecord, name: str, place: Place, store: WeightStore
-) -> Callable[[list[Any]], list[Any]]:
-    target = place.target
-    image = mapped(file, name, target.name, kernel_resolver(functions_image(file, target.name)))
-    constants, objects = [store.tensor(one) for one in record.constants], [object_of(one) for one in record.objects]
-    description = _description(file, record, place)
-    if not target.capability:
-        return python_callable(description, image, constants, objects)
-    import torch
+        return control_of(one, self._body)
 
-    from ..host.gpu.driver import cuda_driver
-    from ..host.gpu.launches import GpuLaunches
+    def _body(self, one: BodyRecord) -> Callable[[list[Any]], Sequence[Any]]:
+        from .control import BodyProgram
 
-    launcher = GpuLaunches(description.name, description.device, description.kernels, cuda_driver())  # pyright: ignore[reportArgumentType]
-    return python_callable(description, image, constants, objects, launcher, torch.cuda.device)
+        if one.program in self._open:
+            raise self._file.error(f"program '{one.program}' calls itself")
+        self._open.append(one.program)
+        try:
+            record, run, _ = self.program(one.program)
+        finally:
+            self._open.pop()
+        return BodyProgram(one, record, run)

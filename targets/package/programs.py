@@ -68,14 +68,27 @@ class KernelRecord(Record):
     binaries: tuple[BinaryRecord, BinaryRecord, BinaryRecord]
 
 
-class ObjectRecord(Record):
-    """A Python object that a program calls: an operator of torch, a function of OBJECTS, a formula of numbers, or an assertion with the
-    message `name`, that a formula holds (`u0 <= 7`; "": that its argument is true). symbols: the arguments of the formula."""
+class BodyRecord(Record):
+    """A subgraph that control flow calls (lowering/control_flow.py, Body). program: the name of its program, "" where it computes nothing.
+    results: ("operand", k), ("result", k) or ("constant", leaf). symbols: which operand the value of a size symbol is."""
 
-    kind: Literal["operator", "function", "formula", "assertion"]
+    program: str
+    strides: tuple[tuple[int, ...] | str | None, ...]
+    results: tuple[tuple[str, Any], ...]
+    symbols: dict[str, int] = {}
+
+
+class ObjectRecord(Record):
+    """A Python object that a program calls: an operator of torch, a function of OBJECTS, a formula of numbers, an assertion with the
+    message `name`, that a formula holds (`u0 <= 7`; "": that its argument is true), or control flow of the kind `name` (control.py).
+    symbols: the arguments of the formula. bodies, numbers: of control flow."""
+
+    kind: Literal["operator", "function", "formula", "assertion", "control"]
     name: str
     formula: str = ""
     symbols: tuple[str, ...] = ()
+    bodies: tuple[BodyRecord, ...] = ()
+    numbers: tuple[int, ...] = ()
 
 
 class Source(Record):

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +79,18 @@ def _no_new_guards(gm: GraphModule, name: str) -> Iterator[None]:
         )
 
 
+@dataclass(frozen=True)
+class PackagedBody:
+    """A compiled subgraph; it runs where the package is loaded. name: of its program."""
+
+    name: str
+    compiled: CompiledGraph
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Subgraphs are called by loaded packages."""
+        raise NotImplementedError(f"program {self.name} of a package that is being made")
+
+
 class CodeSections:
     """Compiles programs and collects the images of a package, level by level; what `levels` share is compiled once."""
 
@@ -89,6 +101,7 @@ class CodeSections:
         """By entry point and kind of device: for the first level, which has the name behind."""
         self._branches: list[Branches] = []
         """Of the graph that is being compiled, and of its bodies."""
+        self._bodies = 0
         self._cubins: dict[tuple[str, str], bytes] = {}
         self._ptx: dict[tuple[str, str], bytes] = {}
         """Of the best target whose PTX later GPUs take, compressed; the keys are those of the cubins."""
@@ -118,11 +131,20 @@ class CodeSections:
         if key in self._compiled and (found := self._continued(name, options, *self._compiled[key])) is not None:
             return found
         self._branches.clear()
+        self._bodies = 0
         with torch.no_grad(), _no_new_guards(gm, name):
-            compiled = lower_graph(_copied(gm), (), options, kind="inference", make=partial(self._make, name))
+            body = partial(self._body, name, options)
+            compiled = lower_graph(_copied(gm), (), options, kind="inference", make=partial(self._make, name), compile_body=body)
         if len(self._branches) == 1 and not self._level.is_gpu:
             self._compiled[key] = compiled, self._branches[0], self._here
         return compiled
+
+    def _body(self, name: str, options: Options, gm: GraphModule) -> PackagedBody:
+        """A subgraph of the graph `name`."""
+        self._bodies += 1
+        label, body = f"{name}.{self._bodies}", partial(self._body, name, options)
+        make = partial(self._make, label)
+        return PackagedBody(label, lower_graph(gm, (), options, kind="inference-body", make=make, compile_body=body))
 
     def _continued(self, name: str, options: Options, compiled: CompiledGraph, branches: Branches, first: str) -> CompiledGraph | None:
         """A graph that was compiled for level `first`, for the target of the moment; None where nothing is known of it."""

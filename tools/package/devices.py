@@ -40,6 +40,9 @@ def on_device(gm: GraphModule, device: str) -> GraphModule:
     made = GraphModule(gm, graph)
     for node in graph.nodes:
         _move(node, torch.device(device))
+    for name, child in gm.named_children():  # subgraphs of control flow
+        if isinstance(child, GraphModule):
+            setattr(made, name, on_device(child, device))
     made.recompile()
     return made
 

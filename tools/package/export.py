@@ -12,20 +12,16 @@ from typing import Any
 
 import torch
 
-from ...dialects.expr import to_python
-from ...dialects.support.record import changed
 from ...errors import StepwellError
 from ...targets.package import schema
 from ...targets.package.errors import PackageError
 from ...targets.package.format import Section, write_package
-from ...targets.package.programs import ProgramRecord, Result, Source, encode_leaf, record_of
-from ...targets.package.signature import Leaf, Signature
-from ..compiled.compiled import CompiledGraph
+from ...targets.package.signature import Signature
 from ..options.options import Options, make_options
 from .code import CodeSections
 from .exported import ExportedGraph, exported_graph
 from .levels import Level, default_levels, ordered
-from .objects import object_record
+from .program_sections import ProgramSections
 from .samples import sample_sections, take_sample
 from .tensors import WeightTable
 
@@ -186,13 +182,11 @@ def package_sections(graphs: Sequence[ExportedGraph], levels: Sequence[Level], o
     weights = WeightTable()
     code = CodeSections(ir, levels)
     contents: list[Content] = []
+    programs = ProgramSections(code, weights, contents)
     for level in levels:
         with code.level(level):
             for graph in graphs:
-                compiled = code.compile(graph.on(level.device), options, graph.point.name)
-                record = changed(_record(graph, compiled, weights), kernels=code.add_kernels(compiled.description))
-                contents.append((Section("program", graph.point.name, 0, 0, "", level.target.name), schema.dump(record)))
-                code.add_object(graph.point.name, compiled.code)
+                programs.add(graph, code.compile(graph.on(level.device), options, graph.point.name), level)
     table, parts = weights.finish()
     signature = Signature(
         tuple(graph.point for graph in graphs), tuple(level.target for level in levels), code.handle_offset(), versions()
@@ -203,29 +197,3 @@ def package_sections(graphs: Sequence[ExportedGraph], levels: Sequence[Level], o
         (Section("weights", "", 0, 0, ""), b"".join(parts)),
     ]
     return [*head, *contents, *code.finish(), *tail]
-
-
-def _record(graph: ExportedGraph, compiled: CompiledGraph, weights: WeightTable) -> ProgramRecord:
-    point = graph.point.name
-    objects = tuple(object_record(point, one) for one in compiled.objects)
-
-    def weight(name: str) -> str:
-        return weights.add(name, graph.tensors[name], graph.kinds[name], point)
-
-    places = [graph.placeholders[k] for k in compiled.inputs]
-    sources = [Source("weight", weight(one)) if isinstance(one, str) else Source("input", index=one) for one in places]
-    constants = [weights.add_constant(value, point) for value in compiled.constants]
-    results = tuple(_result(graph, compiled, one) for one in graph.results)
-    updates = tuple(map(weight, graph.updated))
-    return changed(record_of(compiled.description, tuple(sources), results, tuple(constants), updates), objects=objects)
-
-
-def _result(graph: ExportedGraph, compiled: CompiledGraph, one: int | Leaf) -> Result:
-    if isinstance(one, Leaf):
-        return Result("constant" if one.kind == "constant" else "size", value=one.value)
-    output = compiled.outputs[one]
-    if output.kind == "result":
-        return Result("result", output.value)
-    if output.kind == "constant":
-        return Result("constant", value=encode_leaf(output.value))
-    return Result("size", value=to_python(output.value))

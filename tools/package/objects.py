@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import sympy
 import torch
 
 from ...dialects.expr import to_python
+from ...lowering.control_flow import Body, Cond, Map, Scan, WhileLoop
 from ...lowering.fx_to_nd.core.scalars import Assertion, Evaluator
 from ...lowering.sympy_bridge import UnsupportedExpr, from_sympy
 from ...targets.package.errors import PackageError
-from ...targets.package.programs import OBJECTS, ObjectRecord
+from ...targets.package.programs import OBJECTS, BodyRecord, ObjectRecord
+
+_NUMBERS: dict[type, tuple[str, ...]] = {
+    Body: (), Cond: (), WhileLoop: ("carried", "stacked"), Scan: ("carried", "sequences"), Map: ("sequences",),
+}  # fmt: skip
+"""The numbers of each kind of control flow."""
 
 
-def object_record(point: str, one: Any) -> ObjectRecord:
-    """What is kept of an object that entry point `point` calls. PackageError for one that has no name."""
+def object_record(point: str, one: Any, body: Callable[[Body], BodyRecord]) -> ObjectRecord:
+    """What is kept of an object that entry point `point` calls; `body` adds the program of a subgraph. PackageError for one that has no
+    name."""
+    if type(one) in _NUMBERS:
+        bodies = [one] if isinstance(one, Body) else [value for value in vars(one).values() if isinstance(value, Body)]
+        numbers = tuple(int(getattr(one, name)) for name in _NUMBERS[type(one)])
+        return ObjectRecord("control", type(one).__name__, bodies=tuple(map(body, bodies)), numbers=numbers)
     if isinstance(one, torch._ops.OpOverload):
         return ObjectRecord("operator", str(one))
     if isinstance(one, Assertion):

@@ -47,14 +47,14 @@ def _sections(
     programs: list[tuple[Section, bytes]] = []
     for level in levels:
         with code.level(level):
-            for entry in signature.entries:
-                module = _module(file, entry.name, level)
-                record = _record(file, signature, entry.name, level)
-                description, made, _ = code.build(module, record.device, options, entry.name)
+            for name in _names(file, signature, level):
+                module = _module(file, name, level)
+                record = _record(file, signature, name, level)
+                description, made, _ = code.build(module, record.device, options, name)
                 fresh = record_of(description, record.sources, record.results, record.constants, record.updates)
                 fresh = changed(fresh, objects=record.objects, kernels=code.add_kernels(description))
-                programs.append((Section("program", entry.name, 0, 0, "", level.target.name), schema.dump(fresh)))
-                code.add_object(entry.name, made)
+                programs.append((Section("program", name, 0, 0, "", level.target.name), schema.dump(fresh)))
+                code.add_object(name, made)
     signature = changed(signature, targets=tuple(level.target for level in levels))
     kept = [s for s in file.index.sections if s.kind in ("weights-table", "weights", "samples", "samples-table")]
     head: list[Any] = [(Section("signature", "", 0, 0, ""), schema.dump(signature))]
@@ -63,10 +63,20 @@ def _sections(
     return [*head, *programs, *code.finish(), *((section, file.bytes_of(section)) for section in kept)]
 
 
+def _known(signature: Signature, level: Level) -> str:
+    """A target of the package that is of the same kind of device as a level, "" where there is none."""
+    return next((t.name for t in signature.targets if (t.capability > 0) == level.is_gpu), "")
+
+
+def _names(file: PackageFile, signature: Signature, level: Level) -> list[str]:
+    """The programs of a package: entry points, and the subgraphs that they call."""
+    known = _known(signature, level) or signature.targets[0].name
+    return [section.name for section in file.of_kind("program") if section.target == known]
+
+
 def _record(file: PackageFile, signature: Signature, entry: str, level: Level) -> ProgramRecord:
-    """The program of an entry point for any target of that kind of device."""
-    old = next(t.name for t in signature.targets if (t.capability > 0) == level.is_gpu)
-    return file.load(ProgramRecord, "program", entry, old)
+    """A program for any target of that kind of device."""
+    return file.load(ProgramRecord, "program", entry, _known(signature, level))
 
 
 def _module(file: PackageFile, entry: str, level: Level) -> ModuleOp:

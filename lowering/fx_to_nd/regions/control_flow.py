@@ -1,18 +1,17 @@
 """Control flow: cond, while_loop, scan, map, invoke_subgraph. The subgraphs are compiled; a call of the library's kind decides which one
 runs, and how often. Attention with functions for scores and masks is written in line.
 
-The callables here run at launch; each takes the operands of its operator flat, in order, and returns the results.
+What runs at launch is in lowering/control_flow.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.fx import GraphModule, Node
 
+from ...control_flow import Cond, Map, Scan, WhileLoop
 from ..calls.externs import regroup
 from ..calls.object_calls import object_call
 from .flex_attention import lower_attention, lower_attention_backward
@@ -20,85 +19,6 @@ from .subgraphs import Body, body, inline
 
 if TYPE_CHECKING:
     from ..core.importer import Importer
-
-
-@dataclass(frozen=True)
-class Cond:
-    """torch.cond: one of two bodies."""
-
-    true: Body
-    false: Body
-
-    def __call__(self, predicate: Any, *operands: Any) -> list[Any]:
-        chosen = self.true if predicate else self.false
-        return _fresh(chosen(*operands), operands)
-
-
-@dataclass(frozen=True)
-class WhileLoop:
-    """while_loop: `step` maps the carried values to new ones as long as `test` holds. stacked: the values of all iterations."""
-
-    test: Body
-    step: Body
-    carried: int
-    stacked: bool = False
-
-    def __call__(self, *operands: Any) -> list[Any]:
-        values: Sequence[Any] = operands[: self.carried]
-        others = operands[self.carried :]
-        seen: list[Sequence[Any]] = []
-        while self.test(*values, *others)[0]:
-            values = self.step(*values, *others)
-            if self.stacked:
-                seen.append(values)
-        if not self.stacked:
-            return _fresh(values, operands)
-        rows = seen or [values]
-        return [torch.stack(column) if isinstance(column[0], torch.Tensor) else column[-1] for column in zip(*rows, strict=True)]
-
-
-@dataclass(frozen=True)
-class Scan:
-    """scan: `step` maps (carried values, a slice of each sequence) to (new carried values, a slice of each result)."""
-
-    step: Body
-    carried: int
-    sequences: int
-
-    def __call__(self, *operands: Any) -> list[Any]:
-        values: Sequence[Any] = operands[: self.carried]
-        sequences = operands[self.carried : self.carried + self.sequences]
-        others = operands[self.carried + self.sequences :]
-        length = sequences[0].shape[0]
-        results: list[torch.Tensor | None] = []
-        for k in range(length):
-            made = self.step(*values, *[s[k] for s in sequences], *others)
-            values, slices = made[: self.carried], made[self.carried :]
-            if k == 0:
-                results = [s.new_empty((length, *s.shape)) if isinstance(s, torch.Tensor) else None for s in slices]
-            for result, part in zip(results, slices, strict=True):
-                if result is not None:
-                    result[k] = part
-        return [*_fresh(values, operands), *results]
-
-
-@dataclass(frozen=True)
-class Map:
-    """map: `step` for each slice of the sequences, results stacked."""
-
-    step: Body
-    sequences: int
-
-    def __call__(self, *operands: Any) -> list[Any]:
-        sequences, others = operands[: self.sequences], operands[self.sequences :]
-        rows = [self.step(*[s[k] for s in sequences], *others) for k in range(sequences[0].shape[0])]
-        return [torch.stack(column) if isinstance(column[0], torch.Tensor) else None for column in zip(*rows, strict=True)]
-
-
-def _fresh(results: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
-    """Results that share no memory with operands."""
-    held = {id(o) for o in operands}
-    return [r.clone() if isinstance(r, torch.Tensor) and id(r) in held else r for r in results]
 
 
 def _graph(b: Importer, node: Any) -> GraphModule:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,43 +11,11 @@ from torch.utils import _pytree as pytree
 
 from ....dialects import nd
 from ....dialects.expr import strides_contiguous
+from ...control_flow import Body, Program, no_results
 from ..core import devices
 
 if TYPE_CHECKING:
     from ..core.importer import Importer
-
-Program = Callable[[list[Any]], Sequence[Any]]
-"""A compiled graph: takes a list, which it empties, and returns the results."""
-
-
-@dataclass(frozen=True)
-class Body:
-    """A compiled subgraph. Called with the values of its placeholders, in any strides; returns its results.
-
-    strides: for each placeholder the strides that the program takes, "contiguous" where they hang on run-time sizes, None for any.
-    results: for each result of the subgraph ("operand", k), ("result", k) of the program or ("constant", value)."""
-
-    program: Program
-    strides: tuple[Any, ...]
-    results: tuple[tuple[str, Any], ...]
-
-    def __call__(self, *operands: Any) -> list[Any]:
-        values = [_with_strides(v, s) for v, s in zip(operands, self.strides, strict=True)]
-        made = self.program(list(values))
-        return [
-            made[of] if kind == "result" else operands[of] if kind == "operand" else of for kind, of in self.results
-        ]
-
-
-def _with_strides(value: Any, wanted: Any) -> Any:
-    """A tensor with the strides that a program takes: itself, or a copy."""
-    if wanted is None or not isinstance(value, torch.Tensor) or value.stride() == wanted:
-        return value
-    if wanted == "contiguous":
-        return value.contiguous()
-    copy = torch.empty_strided(value.shape, wanted, dtype=value.dtype, device=value.device)
-    return copy.copy_(value)
-
 
 def body(b: Importer, gm: GraphModule) -> Body:
     """The compiled form of a subgraph; one that is named twice is compiled once."""
@@ -81,12 +48,7 @@ def _make_body(b: Importer, gm: GraphModule) -> Body:
 
 def _nothing(graph: GraphModule) -> Program:
     """A subgraph that computes nothing."""
-    return _no_results
-
-
-def _no_results(args: list[Any]) -> Sequence[Any]:
-    args.clear()
-    return ()
+    return no_results
 
 
 def _interpreter(graph: GraphModule) -> Program:

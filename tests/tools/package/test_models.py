@@ -209,11 +209,6 @@ def test_random_numbers_follow_the_seed(package):
     assert torch.equal(loaded(x), first) and not torch.equal(loaded(x), first) and 0 < int((first == 0).sum()) < 64
 
 
-class Failing(nn.Module):
-    def forward(self, x):
-        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -224,7 +219,6 @@ class Failing(nn.Module):
         (lambda to: stepwell.export("nowhere.pt2", to=to), "nowhere.pt2: torch.export cannot load it"),
         (lambda to: stepwell.export(3, to=to), "a int is no module"),
         (lambda to: stepwell.export(nn.Linear(2, 2), (torch.ones(3),), to=to), "entry point 'forward': torch.export fails"),
-        (lambda to: stepwell.export(Failing(), (torch.ones(3),), to=to), "calls a Cond of Python, which no file can hold"),
         (lambda to: stepwell.export(nn.ReLU(), (torch.ones(3),), to=to / "no" / "folder"), "cannot be written"),
     ],
 )
