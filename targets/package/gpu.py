@@ -33,7 +33,7 @@ def gpu_place(file: PackageFile, signature: Signature, target: Target, device: s
         return "torch finds no GPU of NVIDIA's"
     number = number_of(device)
     if number >= torch.cuda.device_count():
-        return f"torch finds {torch.cuda.device_count()} GPUs, and no {device}"
+        return f"torch finds no {device}"
     major, minor = torch.cuda.get_device_capability(device)
     found, have, made = torch.cuda.get_device_properties(device), 10 * major + minor, target.capability
     # binaries run on later GPUs of their generation, those from Hopper on (which use its own instructions) on no other

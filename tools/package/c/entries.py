@@ -7,11 +7,12 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from xdsl.dialects.builtin import DictionaryAttr, ModuleOp
 
 from ....dialects.expr import Expr, as_expr
@@ -31,6 +32,7 @@ from ..exported import ExportedGraph, exported_graph
 from .attention import spell_out_attention
 from .bags import spell_out_bags
 from .gpu import gpu_kernels
+from .integer_products import spell_out_integer_products
 
 ALIGNMENT = 64
 """Tensors begin at multiples of this many bytes."""
@@ -82,6 +84,7 @@ class Entries:
             graph = exported_graph(name, program, Options(), for_gpu=self.on_gpu)
             graph = replace(graph, gm=graph.on("cuda" if self.on_gpu else "cpu"))
             spell_out_bags(graph.gm, decomposition_table())
+            spell_out_integer_products(graph.gm, decomposition_table())
             if not self.on_gpu:
                 spell_out_attention(graph.gm, decomposition_table())
         _set_ranges(graph, program)
@@ -205,8 +208,16 @@ def _compile(graph: ExportedGraph, machine: str) -> tuple[CompiledGraph, ModuleO
         return ProgramDescription(name="forward", arguments=0, native=False, python="", python_items=[], messages=[]), b"", ""
 
     examples = [n.meta["val"] for n in graph.gm.graph.nodes if n.op == "placeholder"]
-    compiled = lower_graph(copy.deepcopy(graph.gm), examples, Options(), make=lower)
+    compiled = lower_graph(copy.deepcopy(graph.gm), examples, Options(), make=lower, compile_body=partial(_refuse_body, graph.point.name))
     return compiled, made[-1]
+
+
+def _refuse_body(entry: str, gm: GraphModule) -> Any:
+    """Subgraphs of control flow are called by code in Python."""
+    raise CEntryError(
+        f"entry '{entry}' has no C interface: torch.cond, while_loop, scan and map choose in Python which of their subgraphs runs; "
+        "export the branches, or the step of a loop, as entries of their own, and choose in C"
+    )
 
 
 def _ranges(module: ModuleOp) -> dict[str, tuple[int, int | None]]:

@@ -8,11 +8,25 @@ from typing import Any
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+Table = dict[Any, Callable[..., Any]]
+"""Decompositions."""
 
-def replace_first_result(
-    gm: GraphModule, call: Node, operands: Sequence[Node], form: Callable[..., Any], table: dict[Any, Callable[..., Any]]
-) -> None:
-    """Have those who take the first of several results of a call take what `form` computes of the operands. `table`: decompositions."""
+
+def replace_first_result(gm: GraphModule, call: Node, operands: Sequence[Node], form: Callable[..., Any], table: Table) -> None:
+    """Have those who take the first of several results of a call take what `form` computes of the operands."""
+    made = _traced(gm, call, operands, form, table)
+    for user in list(call.users):
+        if user.args[1] == 0:
+            user.replace_all_uses_with(made)
+
+
+def replace_result(gm: GraphModule, call: Node, operands: Sequence[Node], form: Callable[..., Any], table: Table) -> None:
+    """Have those who take the only result of a call take what `form` computes of the operands."""
+    call.replace_all_uses_with(_traced(gm, call, operands, form, table))
+
+
+def _traced(gm: GraphModule, call: Node, operands: Sequence[Node], form: Callable[..., Any], table: Table) -> Node:
+    """The node of what `form` computes of the operands, in front of a call."""
     traced = make_fx(form, decomposition_table=table, _allow_non_fake_inputs=True)(*(n.meta["val"] for n in operands))
     known: dict[Node, Any] = dict(zip((n for n in traced.graph.nodes if n.op == "placeholder"), operands, strict=True))
     with gm.graph.inserting_before(call):
@@ -27,6 +41,4 @@ def replace_first_result(
                 known[node].meta.setdefault("stack_trace", call.meta.get("stack_trace"))
     returned = traced.graph.output_node().args[0]
     assert isinstance(returned, Node)
-    for user in list(call.users):
-        if user.args[1] == 0:
-            user.replace_all_uses_with(known[returned])
+    return known[returned]

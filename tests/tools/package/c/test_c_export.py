@@ -169,13 +169,33 @@ def test_a_level_that_the_processor_has_not_is_an_error(three, tmp_path):
     ("function", "args", "message"),
     [
         (lambda x: torch.linalg.qr(x)[1], (torch.eye(3),), r"aten\.linalg_qr is computed by torch's library, which a C program"),
+        (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), (torch.ones(3),), "choose in Python which .* choose in C"),
         (lambda x: x[x > 0], (torch.randn(8),), "sizes that depend on values|is computed by torch's library"),
     ],
-    ids=["library", "values"],
+    ids=["library", "branches", "values"],
 )
 def test_what_only_the_library_has_is_refused_by_name(function, args, message, tmp_path):
     with pytest.raises(CEntryError, match=message):
         export_c(function, args, name="refused", folder=tmp_path)
+
+
+class IntegerProducts(nn.Module):
+    """Products of integers, which wrap."""
+
+    def forward(self, a, b, c):
+        small = (a % 256).to(torch.uint8)
+        return torch.addmm(c, a, b, beta=2, alpha=-3), torch.bmm(a[None], b[None]), small @ small.t(), a @ b[:, 0]
+
+
+@pytest.mark.parametrize("depth", [6, 1, 0])
+def test_products_of_integers(depth, tmp_path):
+    big = 1 << 30
+    args = tuple(torch.randint(-big, big, size, dtype=torch.int32) for size in ((5, depth), (depth, 4), (5, 4)))
+    rows = Dim("rows", max=9)
+    export_c(IntegerProducts(), args, name="whole", folder=tmp_path, dynamic_shapes=({0: rows}, None, {0: rows}), levels=["cpu-v3"])
+    want = IntegerProducts()(*args)
+    for got, one in zip(call(build(tmp_path, "whole"), "forward", args, want), want, strict=True):
+        assert torch.equal(got, one)
 
 
 def test_the_program_of_the_reference(tmp_path):
