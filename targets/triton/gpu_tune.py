@@ -180,6 +180,43 @@ def tune(ctx: Context, module: ModuleOp, target: GpuTarget, machine: Gpu, timer:
     return len(open_choices)
 
 
+def nest_seconds(module: ModuleOp) -> dict[loop.NestOp, float]:
+    """Seconds of each nest of a module behind `gpu-schedule` by itself, as the tile that it has makes it, its data not in the cache.
+
+    Left out is what cannot be measured so: all of them without a GPU; kernels that the toolchain refuses; programs that wait for each
+    other, or add to the same memory, since that holds anything here; what touches more than MAX_MEASURED_BYTES. Raises TargetError if
+    Triton is not installed."""
+    machine = machine_of(module, Gpu)
+    timer = device_timer(machine.device)
+    if timer is None:
+        return {}
+    symbols, hints = symbol_facts(module)
+    nests = [op for op in module.walk() if isinstance(op, loop.NestOp) and is_nest_in_memory(op)]
+    lowered = [one for nest in nests if (one := _as_scheduled(nest, machine, symbols)) is not None]
+    found = [one for one in lowered if _bytes(one, hints) <= MAX_MEASURED_BYTES]
+    times: dict[loop.NestOp, float] = {}
+    for one, kernel in zip(found, _compiled(found, gpu_target(machine.name)), strict=True):
+        if kernel is not None:
+            times[one.nest] = timer.seconds(kernel, _grid(one, hints), _arguments(one, hints))
+            timer.release()
+    return {nest: seconds for nest, seconds in times.items() if seconds < inf}
+
+
+def _as_scheduled(nest: loop.NestOp, machine: Gpu, symbols: RangeEnv) -> Candidate | None:
+    """A nest lowered with the tile that it has; None where it has none, or its programs need each other."""
+    info = NestAccess(nest, symbols)
+    try:
+        tile = read_tile(nest, info)
+        if tile is None:
+            return None
+        kernel, arguments, programs = lower_nest("measured", nest, info, tile, machine)
+    except UnsupportedNest:
+        return None
+    if any(op.name.startswith("tt.atomic") for op in kernel.walk()):
+        return None
+    return Candidate(nest, tile_attr(info, tile), kernel, arguments, programs)
+
+
 def fingerprint(nest: loop.NestOp, hints: Mapping[Expr, int]) -> str:
     """What a nest computes, on which shapes (typical ones for symbols) and strides, in a few letters; its schedule does not count."""
     bare = nest.clone()

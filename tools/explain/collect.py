@@ -148,6 +148,10 @@ class Collector:
         symbols, facts = symbol_facts(module)
         if not self._is_fixed and isinstance(target := machine_of(module), Gpu):
             self.machine = target
+        if self.measure:
+            from .measure import measured_on_gpu, measured_us
+
+            measured = measured_on_gpu(module) if isinstance(self.machine, Gpu) else {}
         at: dict[int, int] = {}
         writers: dict[SSAValue, int] = {}
         root: dict[SSAValue, SSAValue] = {}
@@ -158,9 +162,7 @@ class Collector:
             if isinstance(op, loop.NestOp | loop.ContractOp):
                 step = kernel_step(op, len(graph.steps), names, symbols, facts, self.machine)
                 if self.measure:
-                    from .measure import measured_us
-
-                    step.measured_us = measured_us(op)
+                    step.measured_us = measured[op] if op in measured else measured_us(op)
             elif isinstance(op, loop.BatchOp):
                 step = batch_step(op, len(graph.steps), names, hints, self.machine)
             elif isinstance(op, mem.ExternOp):

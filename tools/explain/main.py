@@ -104,7 +104,7 @@ def explain(
     `fn` (a function or module) is run once. Where a result needs gradients, the backward graph is compiled too, without
     adding to anything's `.grad`. The short answer is printed unless `quiet`, and everything is written to the file `html` as one page.
     `machine` takes the place of a measurement of the processor, or of what is known of the GPU that the graphs are for. With `measure` each
-    kernel of the CPU also runs by itself, and its time and bandwidth are told. `collector` takes the place of one made from `machine` and
+    kernel also runs by itself, and its time and bandwidth are told. `collector` takes the place of one made from `machine` and
     `measure`. Raises ExplainError for what cannot be called, OptionError
     for wrong options, and what compiling or running raises; FileError too, when all is told, for a file that cannot be written."""
     import torch

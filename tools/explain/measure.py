@@ -1,5 +1,5 @@
 """The time of each kernel of a graph by itself, for `explain(..., measure=True)`: a nest or product of the level `mem` is put into a
-program of its own, which runs on tensors of its sizes, types and strides."""
+program of its own, which runs on tensors of its sizes, types and strides; on a GPU its kernel alone is launched."""
 
 from __future__ import annotations
 
@@ -44,6 +44,16 @@ def measured_us(op: Operation) -> float:
     except (StepwellError, IndexError, ValueError):  # it reads what only the whole program makes
         return 0.0
     return min(seconds) * 1e6
+
+
+def measured_on_gpu(module: ModuleOp) -> dict[Operation, float]:
+    """Microseconds of the nests of a module for a GPU, each by itself, see nest_seconds; nothing where there is no GPU or no Triton."""
+    from ...targets.triton.gpu_tune import nest_seconds
+
+    try:
+        return {nest: seconds * 1e6 for nest, seconds in nest_seconds(module).items()}
+    except StepwellError:
+        return {}
 
 
 def alone(op: loop.NestOp | loop.ContractOp) -> tuple[ModuleOp, list[BufferType]] | None:

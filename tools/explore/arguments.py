@@ -19,7 +19,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=0, help="port of --serve (default: a free one)")
     parser.add_argument("--about", metavar="NAME", action="append", default=[], help="print what became of a value or of file.py:12")
     parser.add_argument("--disable-pass", metavar="PASS", action="append", default=[], help="leave a pass out")
-    parser.add_argument("--measure", action="store_true", help="run each kernel of the CPU by itself too")
+    parser.add_argument("--measure", action="store_true", help="run each kernel by itself too")
     add_directives(parser)
     given = parser.parse_args(arguments)
     given.options = {**directives(given), "disable_passes": given.disable_pass}

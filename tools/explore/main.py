@@ -72,7 +72,7 @@ def explore(
     pass did, what was decided and why, and what that costs.
 
     `fn` (a function or module) is run once; where a result needs gradients, the backward graph is compiled too. `machine`: what times are
-    predicted for; measure: each kernel of the CPU also runs by itself. Raises what stepwell.explain raises, errors of ours as they are."""
+    predicted for; measure: each kernel also runs by itself. Raises what stepwell.explain raises, errors of ours as they are."""
     from torch._dynamo.exc import BackendCompilerFailed
 
     from ..explain.main import explain, measured_machine

@@ -489,3 +489,20 @@ def test_steps_are_called_as_their_operators():
     for step in graph.steps:
         assert any(step.label.startswith(name) for name in step.operators), step.label
         assert "sum_" in step.label
+
+
+def test_nests_of_a_gpu_are_measured_on_it(monkeypatch):
+    from stepwell.targets.triton import gpu_tune
+    from stepwell.tools.interpret.target import InterpretedTarget
+
+    def seconds(module):
+        return {op: 5e-6 for op in module.walk() if op.name == "loop.nest"}
+
+    monkeypatch.setattr(gpu_tune, "nest_seconds", seconds)
+    torch._dynamo.reset()
+    stepwell.register_target(InterpretedTarget, replace=True)
+    try:
+        (graph,) = tool.explain(add_sum, torch.randn(8, 16), torch.randn(8, 16), quiet=True, measure=True).graphs
+    finally:
+        stepwell.unregister_target("interpreted")
+    assert [step.measured_us for step in graph.steps] == pytest.approx([5.0])

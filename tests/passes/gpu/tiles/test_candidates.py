@@ -307,6 +307,28 @@ def test_the_pass_measures_where_there_is_a_gpu(uncompiled, no_gpu, tmp_path, mo
     assert (tmp_path / "tiles.json").exists()
 
 
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_each_nest_is_measured_with_the_tile_that_it_has(name, uncompiled, no_gpu):
+    imported = in_memory(name)
+    with use_timer(None):
+        assert tuning.nest_seconds(imported.module) == {}
+    timer = Warps()
+    with use_timer(timer):
+        times = tuning.nest_seconds(imported.module)
+    assert len(timer.asked) == len(times) and set(times) <= set(nests(imported.module))
+    symbols, hints = symbol_facts(imported.module)
+    for (_, grid, arguments), (nest, seconds) in zip(timer.asked, times.items(), strict=True):
+        assert seconds == 1e-3 / read_tile(nest, NestAccess(nest, symbols)).warps and len(grid) == 1 and arguments
+
+
+def test_programs_that_add_to_the_same_memory_are_not_measured(uncompiled):
+    imported = import_function(lambda x, i: torch.zeros(8).index_add(0, i, x), randn(64), torch.arange(64) % 8)
+    run(default_pipeline("gpu", stages=STAGES), imported.module, context())
+    with use_timer(timer := Warps()):
+        times = tuning.nest_seconds(imported.module)
+    assert len(timer.asked) == len(times) < len(nests(imported.module))
+
+
 def kernels_of(function, *args):
     imported = import_function(function, *args)
     run(default_pipeline("gpu", stages=[*STAGES, "tt"]), imported.module, context())
