@@ -9,8 +9,8 @@ SUMS = ("bytes", "predicted_us", "measured_us", "flops")
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """For each graph of both, by its place: `title`, `steps`, SUMS over all steps and `peak` as [before, after], and the labels of the
-    steps that only one of them has."""
+    """For each graph of both, by its place: `title`, `steps`, SUMS over all steps and `peak` as [before, after]; the labels of the steps
+    that only one of them has (`only_before`, `only_after`); the pairs of nests that were fused in one of them alone (`parted`, `joined`)."""
     return [_graphs(a, b) for a, b in zip(before["graphs"], after["graphs"], strict=False)]
 
 
@@ -22,4 +22,6 @@ def _graphs(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, An
     found["peak"] = [one["memory"]["peak"]["bytes"] for one in both]
     found["only_before"] = [label for label in labels[0] if label not in labels[1]]
     found["only_after"] = [label for label in labels[1] if label not in labels[0]]
+    pairs = [{f"{pair['first']} and {pair['second']}" for pair in one["plan"]["pairs"] if pair["fused"]} for one in both]
+    found["parted"], found["joined"] = sorted(pairs[0] - pairs[1]), sorted(pairs[1] - pairs[0])
     return found

@@ -165,6 +165,7 @@ def test_a_fusion_that_is_forbidden_changes_nests_and_not_results(session, score
     found = session.rerun({"options": {"no_fuse": ["gelu"]}})
     first = found["comparison"][0]
     assert first["steps"][1] > first["steps"][0] and first["bytes"][1] > first["bytes"][0] and first["only_after"]
+    assert any(pair.startswith("gelu") for pair in first["parted"])
     for run in found["runs"]:
         assert {one["difference"] for one in run["results"]} == {""} and run["us"] > 0
     assert found["document"]["call"]["options"]["no_fuse"] == ["gelu"]

@@ -94,7 +94,8 @@ class RunView {
     const both = ([a, b], text) => `${text(a)} → ${text(b)}`;
     const rows = comparison.map((one, k) => [one.title, both(one.steps, String), both(one.bytes, bytesText), both(one.peak, bytesText), both(one.predicted_us, timeText),
       one.measured_us[0] && one.measured_us[1] ? both(one.measured_us, timeText) : "", runs[k]?.us ? both([runs[k].base_us, runs[k].us], timeText) : "", this.same(runs[k])]);
-    const steps = comparison.flatMap((one) => [one.only_before.length && `gone: ${one.only_before.join(", ")}`, one.only_after.length && `new: ${one.only_after.join(", ")}`]).filter(Boolean);
+    const told = { only_before: "steps that are gone", only_after: "new steps", parted: "no longer fused", joined: "fused now" };
+    const steps = comparison.flatMap((one) => Object.entries(told).flatMap(([key, text]) => (one[key].length ? [`${one.title}, ${text}: ${one[key].join(", ")}`] : [])));
     return h("div", {}, h("div", { class: "table" }, table(["graph", "steps", "bytes", "peak", "predicted", "kernels measured", "a call", "results"], rows, [])),
       ...steps.map((text) => h("p", {}, text)));
   }
