@@ -119,12 +119,9 @@ class BlockPlan:
         return [0, 1, 2, 2, 4, 4, 6, 6, 4, 6]
 
     def dot_tiles(self) -> list[tuple[int, int]]:
-        """Rows and columns of the next dot-product tile by rows left."""
-        if self.shape.isa.vector_bytes == 64:
-            one, four, eight = (1, 8), (4, 4 if self.shape.is_shifted else 6), (8, 3)
-            return [one, one, (2, 8), four, four, eight, eight, eight, eight, eight]
-        one, four = (1, 4), (4, 3)
-        return [one, one, four, four, four, four, four, four, four, four]
+        """Rows of A, and rows of B in as many streams, that are multiplied at a time in dot products, by rows left."""
+        one, two, four, eight = (1, 4), (2, 4), (4, 4 if self.shape.is_shifted else 6), (8, 3)
+        return [one, one, two, four, four, eight, eight, eight, eight, eight]
 
 
 def block_functions(plan: BlockPlan, symbol: str) -> list[str]:
@@ -145,7 +142,7 @@ def block_functions(plan: BlockPlan, symbol: str) -> list[str]:
         for r, c in sorted(set(tiles)):
             out.append(dot_kernel(plan.dot_shape(r), f"{symbol}_dot{r}x{c}", r, c))
         names = [f"{symbol}_dot{r}x{c}" for r, c in tiles]
-        out += _tables(symbol, "dot", names, [r for r, _ in tiles], [c for _, c in tiles])
+        out += _tables(symbol, "dot", names, [r for r, _ in tiles], [BLOCKS.dot_columns] * TABLE_ENTRIES)
         out.append(_table(f"{symbol}_dot_packs", "ptr", [f"@{shapes[plan.dot_shape(r)]}" for r, _ in tiles]))
         units = [plan.dot_shape(r) for r, _ in tiles]
         out.append(_table(f"{symbol}_dot_bytes", "i64", [one.packed_bytes // one.k_unit for one in units]))

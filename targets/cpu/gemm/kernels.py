@@ -34,8 +34,8 @@ KERNEL_TYPES = ", ".join(ty for ty, _ in KERNEL_ARGS)
 
 
 PREFETCH_BYTES = 512
-"""How far ahead of dot products their rows of B are asked for. Streams of whole rows are what the processor finds by itself: more than
-that takes the places of loads."""
+"""How far ahead of dot products their rows of B are asked for. The processor follows long streams by itself: more than that takes the
+places of loads."""
 
 
 def tile_kernel(shape: Shape, name: str, rows: int, vectors: int = 0, clamp: bool = False) -> str:
@@ -100,21 +100,52 @@ def fma(f: Function, ty: str, a: str, b: str, c: str) -> str:
 
 
 def dot_kernel(shape: Shape, name: str, rows: int, columns: int) -> str:
-    """A `rows` x `columns` tile as dot products along K, for row-major A and B stored [N, K], both read as they are.
+    """`rows` rows of dot products along K, for row-major A and B stored [N, K], read as it lies.
 
-    A is packed: rows of units. Fewer rows or columns are computed by repeating the last one. `k` counts elements.
+    The columns are cut into `columns` parts of equal length, of which one row of B each is multiplied at a time: where rows follow each
+    other, memory is read as so many long streams, however short a row is. A is packed: rows of units. Fewer rows are computed by repeating
+    the last one. `k` counts elements.
     """
     f = Function(name, KERNEL_ARGS)
-    lanes, acc = shape.lanes, LLVM_TYPE[shape.spec.acc]
+    lanes, acc, bytes_ = shape.lanes, LLVM_TYPE[shape.spec.acc], shape.acc_bytes
     vec = vector(lanes, acc)
-    chunk = lanes * shape.k_unit
     a_rows = [f.at("%a", f.mul(f.min(i, f.sub("%mr", 1)), "%ars")) for i in range(rows)]
-    b_rows = [f.at("%b", f.mul(f.min(j, f.sub("%nr", 1)), "%bs")) for j in range(columns)]
-    cells, isa_bytes = rows * columns, shape.isa.vector_bytes
-    shifts = columns if shape.is_shifted else 0
-    shift = flip_signs(f, "zeroinitializer", lanes) if shifts else ""
+    cells = rows * columns
+    groups = -(-cells // 4) * 4
+    parts, sums_at = f.alloca(groups * lanes, acc), f.alloca(groups, acc)
+    step = f.ceil_div("%nr", columns)
+    with f.loop(0, step) as body:
+        places = [f.add(body.i, f.mul(step, j)) for j in range(columns)]
+        b_rows = [f.at("%b", f.mul(f.min(place, f.sub("%nr", 1)), "%bs")) for place in places]
+        for cell, value in enumerate(_dot_sums(f, shape, a_rows, b_rows)):
+            f.store(vec, value, f.at(parts, cell * shape.isa.vector_bytes))
+        # One small loop: unrolled shuffles would take longer to compile than all the rest of the kernel.
+        with f.loop(0, groups, 4) as cell:
+            four = [f.load(vec, f.at(parts, f.mul(f.add(cell.i, t), shape.isa.vector_bytes))) for t in range(4)]
+            f.store(vector(4, acc), _sums_of_four(f, shape, four), f.at(sums_at, f.mul(cell.i, bytes_)))
+        with f.loop(0, columns) as column:
+            place = f.add(body.i, f.mul(step, column.i))
+            # two parts that ended with the same column would add to it twice
+            with f.when(f.cmp("slt", place, "%nr")), f.loop(0, "%mr") as row:
+                init, c = (f.at(f.at(base, f.mul(row.i, ld)), f.mul(place, bytes_)) for base, ld in (("%init", "%ild"), ("%c", "%cld")))
+                total = f.load(acc, f.at(sums_at, f.mul(f.add(f.mul(row.i, columns), column.i), bytes_)))
+                f.store(acc, f.let(f"{_add(shape)} {acc} {f.load(acc, init)}, {total}"), c)
+    return f.text()
+
+
+SUMS_IN_FLIGHT = 8
+"""Vectors of sums that a few rows are spread over, so that multiplications do not wait for one another."""
+
+
+def _dot_sums(f: Function, shape: Shape, a_rows: list[str], b_rows: list[str]) -> list[str]:
+    """For each row of A and of B a vector of partial sums."""
+    vec, chunk = vector(shape.lanes, LLVM_TYPE[shape.spec.acc]), shape.lanes * shape.k_unit
+    rows, columns = len(a_rows), len(b_rows)
+    cells = rows * columns + (columns if shape.is_shifted else 0)
+    shift = flip_signs(f, "zeroinitializer", shape.lanes) if shape.is_shifted else ""
     a_type = {"bf16": "bf16", "i8": "i8"}.get(shape.unit, shape.spec.acc)
-    chunks = max(isa_bytes // (chunk * shape.b_element), 1)
+    copies = max(SUMS_IN_FLIGHT // (rows * columns), 1)
+    chunks = max(shape.isa.vector_bytes // (chunk * shape.b_element), copies)
     whole = f.mul(f.div("%k", chunks * chunk), chunks * chunk)
 
     def multiply(k: Value, sums: Sequence[Value], mask: str = "") -> list[Value]:
@@ -122,52 +153,33 @@ def dot_kernel(shape: Shape, name: str, rows: int, columns: int) -> str:
         b = [_chunk(f, shape, shape.spec.b_type, f.at(row, offset), mask) for row in b_rows]
         out: list[Value] = []
         offset = f.mul(k, shape.packed_bytes // shape.k_unit)
-        for i in range(rows):
-            a = _chunk(f, shape, a_type, f.at(a_rows[i], offset), mask)
+        for i, row in enumerate(a_rows):
+            a = _chunk(f, shape, a_type, f.at(row, offset), mask)
             out += [_multiply_add(f, shape, vec, a, b[j], sums[i * columns + j]) for j in range(columns)]
-        return out + [_multiply_add(f, shape, vec, shift, b[j], sums[cells + j]) for j in range(shifts)]
+        return out + [_multiply_add(f, shape, vec, shift, b[j], total) for j, total in enumerate(sums[rows * columns :])]
 
-    with f.loop(0, whole, chunks * chunk, [(vec, "zeroinitializer")] * (cells + shifts)) as body:
+    with f.loop(0, whole, chunks * chunk, [(vec, "zeroinitializer")] * (cells * copies)) as body:
         ahead = f.add(f.mul(body.i, shape.b_element), PREFETCH_BYTES)
         for row in b_rows:
-            f.do(f"call void @llvm.prefetch.p0(ptr {f.at(row, ahead)}, i32 0, i32 3, i32 1)")
+            for line in range(0, chunks * chunk * shape.b_element, 64):
+                f.do(f"call void @llvm.prefetch.p0(ptr {f.at(f.at(row, ahead), line)}, i32 0, i32 3, i32 1)")
         sums: list[Value] = list(body.values)
         for part in range(chunks):
-            sums = multiply(f.add(body.i, part * chunk), sums)
+            at = slice(part % copies * cells, (part % copies + 1) * cells)
+            sums[at] = multiply(f.add(body.i, part * chunk), sums[at])
         body.next = sums
-    with f.loop(whole, "%k", chunk, [(vec, value) for value in body.results]) as rest:
+    sums = list(body.results)
+    while len(sums) > cells:
+        half = len(sums) // 2
+        sums = [f.let(f"{_add(shape)} {vec} {a}, {b}") for a, b in zip(sums[:half], sums[half:], strict=True)]
+    with f.loop(whole, "%k", chunk, [(vec, value) for value in sums]) as rest:
         count = f.splat(f.let(f"trunc i64 {f.min(f.sub('%k', rest.i), chunk)} to i8"), "i8", chunk)
         mask = f.let(f"icmp slt <{chunk} x i8> <{', '.join(f'i8 {t}' for t in range(chunk))}>, {count}")
         rest.next = multiply(rest.i, rest.values, mask)
-    sums = list(rest.results[:cells])
-    if shifts:
-        sums = [f.let(f"sub {vec} {value}, {rest.results[cells + cell % columns]}") for cell, value in enumerate(sums)]
-
-    # One small loop: unrolled shuffles would take longer to compile than all the rest of the kernel.
-    padded = 1 << (columns - 1).bit_length()
-    groups = -(-cells // 4) * 4
-    parts = f.alloca(groups * lanes, acc)
-    sums_at = f.alloca(groups + padded, acc)
-    for cell, value in enumerate(sums):
-        f.store(vec, value, f.at(parts, cell * isa_bytes))
-    with f.loop(0, groups, 4) as cell:
-        four = [f.load(vec, f.at(parts, f.mul(f.add(cell.i, t), isa_bytes))) for t in range(4)]
-        f.store(vector(4, acc), _sums_of_four(f, shape, four), f.at(sums_at, f.mul(cell.i, shape.acc_bytes)))
-    iota = ", ".join(f"i32 {t}" for t in range(padded))
-    count = f.splat(f.let("trunc i64 %nr to i32"), "i32", padded)
-    mask = f.let(f"icmp slt <{padded} x i32> <{iota}>, {count}")
-    row_type = vector(padded, acc)
-    suffix = f"v{padded}{shape.spec.acc}.p0"
-    with f.loop(0, "%mr") as row:
-        init = f.at("%init", f.mul(row.i, "%ild"))
-        keep = f"<{padded} x i1> {mask}"
-        masked = f"@llvm.masked.load.{suffix}(ptr align 1 {init}, {keep}, {row_type} zeroinitializer)"
-        start = f.let(f"call {row_type} {masked}")
-        value = f.load(row_type, f.at(sums_at, f.mul(row.i, columns * shape.acc_bytes)))
-        total = f.let(f"{_add(shape)} {row_type} {start}, {value}")
-        target = f.at("%c", f.mul(row.i, "%cld"))
-        f.do(f"call void @llvm.masked.store.{suffix}({row_type} {total}, ptr align 1 {target}, {keep})")
-    return f.text()
+    sums = list(rest.results)
+    if not shape.is_shifted:
+        return [str(value) for value in sums]
+    return [f.let(f"sub {vec} {sums[cell]}, {sums[rows * columns + cell % columns]}") for cell in range(rows * columns)]
 
 
 def _sums_of_four(f: Function, shape: Shape, values: list[str]) -> str:
