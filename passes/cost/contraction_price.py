@@ -59,8 +59,8 @@ class Contraction:
     factors; `ordered`: bytes that are read and written to put factors in order before the generated kernel, `reordered` those that the
     library's call moves for an order of its own. `held`: numbers of each element that a thread of the generated kernel keeps at once
     (held_numbers.py). Of a convolution, `windows` are the bytes of image and weight; `vector`: it is depthwise, and its channels are
-    `batch`. `grouped`: it is a product for each group of rows or terms; of rows, each group has one of `matrices`, and blocks of rows
-    begin with a group, so that half of one is lost on the average."""
+    `batch`; `transposed`: it is transposed. `grouped`: it is a product for each group of rows or terms; of rows, each group has one of
+    `matrices`, and blocks of rows begin with a group, so that half of one is lost on the average."""
 
     rows: int
     columns: int
@@ -83,6 +83,7 @@ class Contraction:
     held: int = 1
     windows: float | None = None
     vector: bool = False
+    transposed: bool = False
     grouped: bool = False
     matrices: int = 1
 
@@ -150,9 +151,12 @@ def _fastest(
         work.rows, work.columns, work.depth, work.batch, work.sums, work.width, work.width * work.sums, each, work.kind,
     )  # fmt: skip
     sums = generated(sums, gpu) if own else sums
+    least = rates.library.get(f"{work.kind}_rows", 0) if min(work.rows, work.columns) > 1 else 0  # one row is a matrix times a vector
     best: Price | None = None
     for rows, columns, parts in product(TILE_SIDES, TILE_SIDES, SPLIT_PARTS):
         warps = warps_for(rows * columns, work.sums * words(work.kind), held * words(work.kind), gpu)
+        if not own and min(rows, columns) < least:
+            continue
         if own and lost and min(rows, columns) < MAX_SKINNY_ROWS:
             continue  # a block of few rows would be one of many, and each finds out which rows it has
         if not warps and rows * columns > TILE_SIDES[-1] ** 2 or work.depth < Block.terms * parts and parts > 1:
@@ -193,7 +197,8 @@ def library_ns(work: Contraction, gpu: Gpu) -> float:
         call = vector_ns(one, gpu, gpu.rates.library["depthwise"], one.factors + one.result)
     else:
         call = price(one, gpu).ns / (gpu.rates.library["grouped"] if work.grouped else 1.0)
-    total = (call + gpu.rates.convolution_us * 1e3 * (work.windows is not None)) * work.sums
+    more = 0.0 if work.windows is None else gpu.rates.transposed_us if work.transposed else gpu.rates.convolution_us
+    total = (call + more * 1e3) * work.sums
     if work.computed:
         total += stream_ns(work.sources + work.computed, gpu)
     if work.reordered:

@@ -4,7 +4,7 @@ An entry says which card it is of and where its figures come from. `generated` h
 of rows weighed by a softmax of products (`weighed`), of depthwise convolutions, which are counted by the rate of f32, and of products of a
 type where that is not all of it, or more (f32: by units for TF32; `f32_passes` is how many times its factors count where they come from
 the cache, since they are taken apart); `library` holds how much of that the library's reach, and of one product its grouped products
-(`grouped`).
+(`grouped`), and what rows and columns its blocks have at least (`f32_rows`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class GpuRates:
     `start_us`: microseconds from one kernel to the next with nothing in it; `program_start_us`: until a program of a product can begin its
     first step, and until its end; `computed_step_us`: how much longer each of its steps takes where a factor of few rows is computed on the
     way, so that all warps wait until it is in shared memory (docs/lab/gpu-products.md);
-    `convolution_us`: how much longer the library's convolution takes than a product of its size. `tflops`: multiply-adds, counted as two,
-    by type."""
+    `convolution_us`: how much longer the library's convolution takes than a product of its size, `transposed_us` a transposed one.
+    `tflops`: multiply-adds, counted as two, by type."""
 
     card: str
     source: str
@@ -42,6 +42,7 @@ class GpuRates:
     computed_step_us: float
     program_gbs: Mapping[str, float]
     convolution_us: float
+    transposed_us: float
     tflops: Mapping[str, float]
     generated: Mapping[str, float]
     library: Mapping[str, float]

@@ -229,8 +229,9 @@ class ProductChooser:
         """What a product of a wide type is one of, if it is not known what such kernels reach; "" if it is known."""
         if isinstance(op, nd.ConvOp):
             return "convolutions"
-        known = work.kind in self.gpu.rates.generated
-        return "" if known and not is_few(work) else "products of few rows" if known else "products"
+        if work.kind not in self.gpu.rates.generated:
+            return "products"
+        return "products of few rows" if is_few(work) and work.kind == "f64" else ""
 
     def _may_be_few(self, size: Expr) -> bool:
         """Whether a symbolic size may be that of few rows, and of many."""
@@ -555,7 +556,7 @@ def _convolution_work(op: nd.ConvOp, region: _Region, hints: Mapping[str, int], 
     by_rows = 0 in moved  # the library's kernels have channels side by side, too
     bare = Contraction(
         rows, columns, terms, groups, 1, "f32" if vector else types.rate(op), width, width,
-        windows=float(read_once(op, hints)), vector=vector, ordered=2.0 * copied,
+        windows=float(read_once(op, hints)), vector=vector, transposed=op.transposed is not None, ordered=2.0 * copied,
         reordered=2.0 * (bytes_of(op.input, hints) + bytes_of(op.result, hints)) if by_rows else 0.0,
     )  # fmt: skip
     return _with_neighbours(bare, region, hints)

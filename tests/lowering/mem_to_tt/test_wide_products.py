@@ -87,6 +87,14 @@ def test_settings_are_a_matter_of_price():
     assert {op.precision for op in lowered(function, *args, rounded=["products"]).walk() if isinstance(op, DotOp)} == {"tf32x3"}
 
 
+@pytest.mark.parametrize(("rows", "calls"), [(1, 1), (8, 0), (64, 0)])
+def test_few_rows_by_price(rows, calls):
+    """The library's blocks have 64 rows at least, and no units for them; a vector has kernels of its own."""
+    x, w = torch.empty(rows, 4096), torch.empty(4096, 4096)
+    module = lowered(lambda x, w: F.relu(F.linear(x, w)), x, w, options="")
+    assert sum(isinstance(op, ExternOp) for op in module.walk()) == calls
+
+
 @pytest.mark.parametrize("name", ["activation", "columns side by side", "a batch"])
 def test_f64(name):
     function, args = PROGRAMS[name]

@@ -67,6 +67,8 @@ def reads_elements(op: nd.ConvOp) -> str:
         if not _by_channels(op, 0):
             return "channels do not lie side by side in the image"
         return "" if _has_strips(op) else "no number of windows is a multiple of 2, 3, 5 or 7 along which they overlap"
+    if 0 in out_of_order(op) and op.transposed is not None and op.stride.data[-1] > 1:
+        return "its result lies by rows, and each phase has places apart of these"
     if _by_channels(op, 0) or 0 in out_of_order(op):
         return ""
     if not _is_pointwise(op):

@@ -174,4 +174,8 @@ def test_by_price():
     assert not said(function, image, weight, library="always")[0]
     by_rows = large(32, 256, 32, 32, order=torch.contiguous_format)
     assert "channels do not lie side by side in the image" in said(function, by_rows, weight)[1]
+    assert not said(lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1), image, weight)[0]  # nothing follows
+    signal = large(16, 256, 4096, order=torch.contiguous_format), large(256, 128, 8, order=torch.contiguous_format)
+    assert "its result lies by rows" in said(up(dims=1, stride=4, padding=2), *signal)[1]
+    assert said(up(dims=1, padding=3), *signal)[0]
     assert "not of one type of floats" not in said(function, image.float(), weight.float())[1]
