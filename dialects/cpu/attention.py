@@ -39,7 +39,7 @@ class AttentionOp(QuickOp):
         return AttentionOp.create(properties={"sym_name": StringAttr(name), "dtype": StringAttr(dtype), **flags})
 
 
-BLOCK_ROWS, BLOCK_TERMS = 12, 32
+BLOCK_ROWS, BLOCK_TERMS = 6, 16
 """Rows and terms of which a table of `cpu.weighed` says in one byte what is known of them: a `BlockKind`."""
 
 

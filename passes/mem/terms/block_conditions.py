@@ -17,7 +17,7 @@ from xdsl.dialects.builtin import IndexType, IntegerAttr, IntegerType, i1, i64
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ....dialects import loop
-from ....dialects.expr import Add, Dim, Expr, FloorDiv, IndexMap, as_expr, dim, dims_subs, floordiv, free_dims, minimum
+from ....dialects.expr import ZERO, Add, Dim, Expr, FloorDiv, IndexMap, as_expr, dim, dims_subs, floordiv, free_dims, minimum
 from ...analysis.reduction_kinds import Cursor
 from .term_nest import Axis, TermNest
 
@@ -36,8 +36,8 @@ class BlockConditions:
     ):  # fmt: skip
         self.terms, self.at, self.values, self.buffers = terms, at, list(values), buffers
         self.known: dict[SSAValue, Ends | None] = {}
-        self.low: dict[SSAValue, Expr] = {}
-        self.high: dict[SSAValue, Expr] = {}
+        self.low: dict[SSAValue, Expr] = dict.fromkeys(terms.units, ZERO)
+        self.high: dict[SSAValue, Expr] = dict(self.low)
         self.length: dict[SSAValue, int] = {}
         for k, index in enumerate(terms.along):
             if index is None:

@@ -17,7 +17,7 @@ from xdsl.ir import Block, Region, SSAValue
 
 from ....dialects import loop
 from ....dialects.cpu.attention import BLOCK_ROWS
-from ....dialects.expr import ONE, IndexMap, dim, sym
+from ....dialects.expr import ONE, ZERO, IndexMap, dim, sym
 from ....dialects.expr.ranges import Range, RangeEnv
 from ....dialects.mem import BufferType
 from ....dialects.nd.types import RangeAttr
@@ -54,7 +54,8 @@ def block_function(
     values: dict[SSAValue, SSAValue] = dict(zip(terms.captured, block.args[blocks:], strict=True))
     i, j = nest.indices
     here: list[Place] = [(batch, []), (head, []), (row + dim(0), [i]), (term + dim(0), [j])]  # in the order of `Axis`
-    places = {index: here[k] for k, index in enumerate(terms.along) if index is not None}
+    places: dict[SSAValue, Place] = {index: (ZERO, []) for index in terms.units}
+    places.update({index: here[k] for k, index in enumerate(terms.along) if index is not None})
     element = IndexMap(2, (dim(0), dim(1)))
     given = dict(zip(terms.scores, block.args, strict=False))
     given |= dict(zip(block.args, nest.out_args, strict=False))  # the nest stores to these: they are its own inside

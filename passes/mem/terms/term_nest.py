@@ -13,7 +13,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue
 
 from ....dialects import loop
-from ....dialects.expr import Dim, Expr
+from ....dialects.expr import ONE, Dim, Expr
 from ....dialects.mem import BufferType
 
 
@@ -37,6 +37,8 @@ class TermNest:
     scores: tuple[SSAValue, ...]
     """The arguments of the function that are scores."""
     captured: tuple[SSAValue, ...]
+    units: tuple[SSAValue, ...]
+    """The indices of loops with one iteration."""
     sizes: tuple[Expr, ...]
 
     @staticmethod
@@ -58,8 +60,9 @@ class TermNest:
         given = arguments[0].type
         assert isinstance(given, BufferType)
         return TermNest(
-            nest, tuple(places[v] for v in returned), along, tuple(arguments[:scores]), tuple(arguments[scores:]), tuple(given.dims)
-        )
+            nest, tuple(places[v] for v in returned), along, tuple(arguments[:scores]), tuple(arguments[scores:]), _units(nest),
+            tuple(given.dims),
+        )  # fmt: skip
 
     def reads_own_scores(self) -> bool:
         """Whether it reads nothing of the scores but the element that it computes the weights of."""
@@ -67,12 +70,19 @@ class TermNest:
         return all(_along(self.nest, op) == self.along for op in loads)
 
 
+def _units(nest: loop.NestOp) -> tuple[SSAValue, ...]:
+    """The indices of loops with one iteration."""
+    return tuple(index for index, size in zip(nest.indices, nest.loop_sizes, strict=True) if size is ONE)
+
+
 def _along(nest: loop.NestOp, op: loop.LoadOp | loop.StoreOp, turned: bool = False) -> tuple[SSAValue | None, ...] | None:
     """Which index of a nest runs along each dimension of what is read or written; None where it is no element for each iteration."""
     found: list[SSAValue | None] = []
+    units = _units(nest)
     for e in op.index_map.results:
         if isinstance(e, Dim):
-            found.append(op.index_operands[e.index])
+            index = op.index_operands[e.index]
+            found.append(None if index in units else index)
         elif e.value == 0:
             found.append(None)
         else:
@@ -81,7 +91,7 @@ def _along(nest: loop.NestOp, op: loop.LoadOp | loop.StoreOp, turned: bool = Fal
     if turned:
         found[Axis.ROW], found[Axis.TERM] = found[Axis.TERM], found[Axis.ROW]
     used = [v for v in found if v is not None]
-    return tuple(found) if len(found) == len(Axis) and set(used) == set(nest.indices) and len(used) == len(set(used)) else None
+    return tuple(found) if len(found) == len(Axis) and set(used) == set(nest.indices) - set(units) and len(used) == len(set(used)) else None
 
 
 def unused(ops: Sequence[object]) -> None:

@@ -10,7 +10,7 @@ share one of a factor.
 
 - masked, sure: functions of the graph, `TERM_ARGS` with a pointer to each row of scores: they turn scores in place to weights, or to
   exponents of a softmax. `sure` is for blocks of which nothing is hidden; null: there the scores are the weights.
-- blocks: null, or for each `BLOCK_ROWS` rows (a multiple of those of each register tile) and `BLOCK_TERMS` terms a byte (`BlockKind`):
+- blocks: null, or for each `BLOCK_ROWS` rows and `BLOCK_TERMS` terms a byte (`BlockKind`):
   hidden, nothing is computed; mixed, `masked` is called; seen, `sure`. Null: all are mixed.
 - top, total: of a softmax, the highest exponent of each row and the sum of the exponentials less it, floats.
   A row without a finite exponent gives -inf, 0 and, with `empty`, this number in place of the sums divided by 0.
@@ -29,7 +29,8 @@ from ..gemm.kernels import tile_kernel
 from ..gemm.pack import pack_b_columns
 from ..gemm.scratch import with_scratch
 from ..gemm.spec import ELEMENT_BYTES
-from .driver import KEY_BYTES, KEYS_MAX, QUERY_BLOCK, columns_function, tile_vectors
+from .amx import QUERY_BLOCK
+from .driver import KEY_BYTES, KEYS_MAX, columns_function, tile_vectors
 from .softmax import row_bytes, row_functions
 from .spec import DEPTH_MAX, WeighedSpec
 
@@ -284,7 +285,7 @@ def _head(spec: WeighedSpec) -> str:
 
     with f.loop("%first", "%last", QUERY_BLOCK) as chunk:
         count = f.min(QUERY_BLOCK, f.sub("%last", chunk.i))
-        padded_count = f.round_up(count, tile)
+        padded_count = f.add(count, tile)  # strips are whole tiles, also before the end of a block
         for k in range(spec.scores):
             row, target = f.mul(v[f"depth{k}"], 4), f.at("%scratch", offsets[f"a{k}"])
             length = f.mul(v[f"a{k}_row"], shape.element)
@@ -316,8 +317,9 @@ def _head(spec: WeighedSpec) -> str:
             with f.when(f.cmp("slt", low, high)):
                 args = f"ptr %fields, ptr %scratch, ptr %pointers, i64 {part.i}, i64 {low}, i64 {high}"
                 f.do(f"call void @{symbol}_pack_block({args})")
-                with f.loop(0, count, tile) as strip:
-                    own = f.min(tile, f.sub(count, strip.i))
+                with f.loop(0, count) as strip:
+                    within = f.let(f"urem i64 {strip.i}, {BLOCK_ROWS}")
+                    strip.step = own = f.min(f.min(tile, f.sub(BLOCK_ROWS, within)), f.sub(count, strip.i))
                     seen = bytes_of(f.add(chunk.i, strip.i), part.i)
                     last = f.ceil_div(high, BLOCK_TERMS)
                     with f.loop(f.div(low, BLOCK_TERMS), last) as run:

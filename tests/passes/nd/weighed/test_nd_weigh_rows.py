@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from support import import_function
+from torch.nn.attention.flex_attention import flex_attention
 
 import stepwell
 from stepwell.passes.analysis.weighed_calls import TARGET
@@ -194,3 +195,11 @@ def test_each_level_says_the_same():
         run(parse_pipeline(passes), module, context())
         module.verify()
         assert error(run_loop(module, args)[0], want) < 1e-6
+
+
+def test_flex_attention_of_one_batch_with_nothing_between():
+    """A loop of one iteration is no dimension of scores."""
+    q, k, v = heads(60, 70, shape=(1, 2), dtype=torch.bfloat16)
+    got = torch.compile(flex_attention, backend="stepwell", fullgraph=True)(q, k, v)
+    want = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double())
+    assert error(got, want) < 1e-2 and not stepwell.counters["fallback"]
