@@ -40,7 +40,7 @@ from ...cost.machine.gpu import HALF_BYTES, VECTOR_BYTES
 from .carried_scores import SHARED, CarriedScores, carried_scores, exact_factors
 from .carried_weights import CarriedWeights, carried_weights, give_own_weights, returned_weights, turn_products
 from .convolutions.nests import is_depthwise, no_product, no_windows, out_of_order, read_once, reads_elements, sizes_of
-from .convolutions.phases import phases_are_whole, transposed_sizes
+from .convolutions.phases import lies_across, phases_are_whole, transposed_sizes
 from .factor_types import HALVES, WIDE, FactorTypes
 from .grouped_products import GroupedProduct
 from .joined_factors import joined_factor
@@ -534,9 +534,9 @@ def _by_phases(work: Contraction, op: nd.ConvOp, hints: Mapping[str, int]) -> Co
     rows, columns, terms, batch = transposed_sizes(op, hints)
     ordered = work.ordered + 2.0 * bytes_of(op.weight, hints)
     work = replace(work, rows=rows, columns=columns, depth=terms, batch=batch, ordered=ordered)
-    if phases_are_whole(op):
+    if phases_are_whole(op) and not lies_across(op):
         return work
-    behind = work.result + work.beside + (work.stored or 0.0) if work.apart else 0.0
+    behind = work.result + work.beside + (work.result if work.stored is None else work.stored) if work.apart or lies_across(op) else 0.0
     return replace(work, stored=None, beside=0.0, later=work.later + behind)
 
 

@@ -67,8 +67,6 @@ def reads_elements(op: nd.ConvOp) -> str:
         if not _by_channels(op, 0):
             return "channels do not lie side by side in the image"
         return "" if _has_strips(op) else "no number of windows is a multiple of 2, 3, 5 or 7 along which they overlap"
-    if 0 in out_of_order(op) and op.transposed is not None and op.stride.data[-1] > 1:
-        return "its result lies by rows, and each phase has places apart of these"
     if _by_channels(op, 0) or 0 in out_of_order(op):
         return ""
     if not _is_pointwise(op):
@@ -183,9 +181,14 @@ def in_order(rw: Rewriter, x: SSAValue) -> SSAValue:
     t = tensor_type(x)
     moved = t.with_dims((t.dims[0], *t.dims[2:], t.dims[1]))
     found = rw.new(nd.PermuteOp.new((x,), moved, dims=IntsAttr.get((0, *range(2, t.rank), 1))))
-    if not isinstance(x.owner, Block):  # a nest of its own, which computes x and is what the barrier keeps
-        found = _as(rw, _as(rw, found, f64 if t.element_type == f32 else f32), t.element_type)
-    return channels_first(rw, rw.new(nd.BarrierOp.new((found,), moved)), t)
+    return channels_first(rw, rw.new(nd.BarrierOp.new((found,), moved)) if isinstance(x.owner, Block) else kept(rw, found), t)
+
+
+def kept(rw: Rewriter, x: SSAValue) -> SSAValue:
+    """A tensor that is computed, in memory by rows: what computes it stores it so, in a nest of its own that may join others before it."""
+    kind = tensor_type(x).element_type
+    made = _as(rw, _as(rw, x, f64 if kind == f32 else f32), kind)
+    return rw.new(nd.BarrierOp.new((made,), made.type))
 
 
 def channels_first(rw: Rewriter, made: SSAValue, t: TensorType) -> SSAValue:

@@ -30,7 +30,7 @@ from .....dialects.nd.types import TensorType, tensor_type
 from ....cost.library_cost import size
 from ...algebra.rewriter import Rewriter
 from ..nd_small_products import rounded_operand
-from .nests import channels_first, in_order, out_of_order, summed
+from .nests import channels_first, in_order, kept, out_of_order, summed
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,11 @@ def phases_are_whole(op: nd.ConvOp) -> bool:
     return _whole(_counts(op, phases), phases) == [*tensor_type(op.result).dims[2:]]
 
 
+def lies_across(op: nd.ConvOp) -> bool:
+    """Whether the result lies by rows, of which a phase has every other place: a kernel of its own puts it in order, with what follows."""
+    return 0 in out_of_order(op) and op.stride.data[-1] > 1
+
+
 def as_phases(rw: Rewriter, op: nd.ConvOp) -> SSAValue:
     """A transposed convolution as multiplications and a sum, as `as_product` of a convolution."""
     weight, t, phases, groups = tensor_type(op.weight), tensor_type(op.result), phases_of(op), op.groups.data[0]
@@ -123,7 +128,8 @@ def as_phases(rw: Rewriter, op: nd.ConvOp) -> SSAValue:
     of_weight = IndexMap(len(sizes), tuple(dim(k) for k in (*range(first), *range(column, len(sizes)))))
     image, kernel = _padded(rw, op, phases, counts, low), _ordered(rw, op, phases, (*batch, columns, *taps, each))
     made = summed(rw, op, ((image, of_image), (kernel, of_weight)), sizes, (*batch, *rows, columns))
-    return channels_first(rw, _joined(rw, made, t, phases, counts, groups), t)
+    made = _joined(rw, made, t, phases, counts, groups)
+    return channels_first(rw, kept(rw, made) if lies_across(op) else made, t)
 
 
 def _counts(op: nd.ConvOp, phases: Sequence[Phases]) -> list[Expr]:
