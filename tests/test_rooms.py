@@ -84,6 +84,7 @@ ARROWS: dict[str, dict[str, str]] = {
         "fuzz": "check interpret ir_parser opt reduce worker_pool",
         "bench": "backend compiled explain options",
         "docs": "field_texts options",
+        "lsp": "docs ir_parser opt worker_pool",
         "highlight": "",
     },
 }

@@ -28,6 +28,7 @@ COMMANDS = {
     ),
     "cache": Command("cache.cache:main", "what is kept on disk: show, trim, clear, export, import"),
     "bench": Command("bench.main:main", "time, bytes and memory against eager and Inductor"),
+    "lsp": Command("lsp.main:main", "a language server for files of IR, which an editor starts"),
     "opt": Command("opt.main:main", "run passes on IR of any level, the same as opt-tool"),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 from xdsl.context import Context
@@ -228,15 +229,15 @@ def _undefined(parser: IRParser, name: str, users: list[Operation]) -> IRSyntaxE
 
 
 def parse_file(
-    text: str, name: str, ctx: Context, *, implicit_module: bool = True
+    text: str, name: str, ctx: Context, *, implicit_module: bool = True, make: Callable[[Context, str, str], IRParser] = IRParser
 ) -> tuple[ModuleOp, dict[str, dict[str, Any]]]:
-    """The module in `text` (read from file `name`), and the resources of its footer.
+    """The module in `text` (read from file `name`), and the resources of its footer. `make` makes the parser.
 
     Raises IRSyntaxError with the position for whatever is wrong with the text.
     """
     parser: IRParser | None = None
     try:
-        parser = IRParser(ctx, text, name)
+        parser = make(ctx, text, name)
         return parser.parse_module(implicit_module), parser.resources
     except IRSyntaxError:
         raise

@@ -45,7 +45,7 @@ def test_each_command_has_a_page_of_its_own(name, capsys):
     ("name", "message"),
     [
         ("expalin", "there is no command 'expalin'; did you mean 'explain'?"),
-        ("xyz", "there is no command 'xyz'; there are: explain, explore, check, reduce, fuzz, export, inspect, cache, bench, opt"),
+        ("xyz", "there is no command 'xyz'; there are: explain, explore, check, reduce, fuzz, export, inspect, cache, bench, lsp, opt"),
         ("--verison", "there is no option '--verison'; did you mean '--version'?"),
     ],
 )
