@@ -35,7 +35,7 @@ class Snapshot:
 
 def change(before: Snapshot, after: Snapshot, texts: Pool) -> dict[str, Any]:
     """`added` and `removed` lines, and either `diff`, the place of a unified difference, or `before` and `after`, those of whole texts
-    where these add less to what is kept; nothing where nothing changed."""
+    where these add less to what is kept, with `changed`, ranges of their lines from 0; nothing where nothing changed."""
     if after is before or after.keys == before.keys:
         return {}
     matcher = SequenceMatcher(None, before.keys, after.keys)
@@ -46,7 +46,8 @@ def change(before: Snapshot, after: Snapshot, texts: Pool) -> dict[str, Any]:
     difference = _unified(groups, before.text.splitlines(), after.text.splitlines())
     if len(difference) < sum(len(text) for text in (before.text, after.text) if text not in texts):
         return {**data, "diff": texts.place(difference)}
-    return {**data, "before": texts.place(before.text), "after": texts.place(after.text)}
+    ranges = [[a, b, c, d] for _, a, b, c, d in changed]
+    return {**data, "before": texts.place(before.text), "after": texts.place(after.text), "changed": ranges}
 
 
 def _unified(groups: list[list[tuple[str, int, int, int, int]]], old: list[str], new: list[str]) -> str:

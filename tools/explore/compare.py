@@ -10,7 +10,7 @@ SUMS = ("bytes", "predicted_us", "measured_us", "flops")
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
     """For each graph of both, by its place: `title`, `steps`, SUMS over all steps and `peak` as [before, after]; the labels of the steps
-    that only one of them has (`only_before`, `only_after`); the pairs of nests that were fused in one of them alone (`parted`, `joined`)."""
+    that only one of them has (`only_before`, `only_after`); the pairs of nests that one of them alone has fused (`parted`, `joined`)."""
     return [_graphs(a, b) for a, b in zip(before["graphs"], after["graphs"], strict=False)]
 
 

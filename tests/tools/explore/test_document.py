@@ -104,6 +104,8 @@ def test_passes_tell_what_they_changed(scores):
                 lines = texts[one["diff"]].splitlines()
                 assert sum(line.startswith("+") for line in lines) == one["added"]
                 assert sum(line.startswith("-") for line in lines) == one["removed"]
+            for a, b, c, d in one.get("changed", ()):
+                assert b <= len(texts[one["before"]].splitlines()) and d <= len(texts[one["after"]].splitlines()) and (a, c) != (b, d)
         lowered = next(one for one in graph["passes"] if one["name"] == "nd-to-loop")
         assert "nd." in texts[lowered["before"]] and "loop.nest" in texts[lowered["after"]]
     rules = [one for graph in scores.data["graphs"] for p in graph["passes"] for one in p.get("rewrites", ())]
@@ -219,6 +221,7 @@ def test_a_change_is_a_difference_or_two_texts():
     assert pool.items[small["diff"]].splitlines() == ["@@ -18,7 +18,7 @@", *shown]
     whole = change(before, snapshot("other"), pool)
     assert pool.items[whole["before"]] == before.text and pool.items[whole["after"]] == "other\n"
+    assert whole["changed"] == [[0, 30, 0, 1]]
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,16 @@ function differenceRows(text) {
   return rows;
 }
 
-function wholeRows(before, after) {
-  const a = before.replace(/\n$/, "").split("\n"), b = after.replace(/\n$/, "").split("\n"), rows = [];
-  for (let k = 0; k < Math.max(a.length, b.length); k++)
-    rows.push(["same", k < a.length ? k + 1 : "", a[k] ?? "", k < b.length ? k + 1 : "", b[k] ?? ""]);
+/** The same of two whole texts, of which `changed` ranges [a, b, c, d] differ. */
+function wholeRows(before, after, changed) {
+  const old = before.replace(/\n$/, "").split("\n"), now = after.replace(/\n$/, "").split("\n"), rows = [];
+  let a = 0, c = 0;
+  for (const [from, to, into, end] of [...changed, [old.length, old.length, now.length, now.length]]) {
+    for (; a < from; a++, c++) rows.push(["same", a + 1, old[a], c + 1, now[c]]);
+    for (; a < to || c < end; a++, c++)
+      rows.push(["change", ...(a < to ? [a + 1, old[a]] : ["", ""]), ...(c < end ? [c + 1, now[c]] : ["", ""])]);
+    [a, c] = [to, end];
+  }
   return rows;
 }
 
@@ -85,7 +91,7 @@ class PassesView {
     this.number = k;
     this.draw();
     if (one.diff !== undefined) this.rows = differenceRows(this.graph.text(one.diff));
-    else this.rows = one.before === undefined ? [] : wholeRows(this.graph.text(one.before), this.graph.text(one.after));
+    else this.rows = one.before === undefined ? [] : wholeRows(this.graph.text(one.before), this.graph.text(one.after), one.changed);
     this.view.element.scrollTop = 0;
     this.view.element.hidden = !this.rows.length;
     this.longest = Math.max(20, ...this.rows.map((row) => Math.max(row[2].length, row[4].length)));
@@ -114,7 +120,12 @@ class PassesView {
   reasons(one) {
     const at = (places) => (places ?? []).map((k) => [this.graph.origins[k].name, this.graph.place(k)].filter(Boolean).join(" at ")).slice(0, 4).join(", ");
     const rules = (one.rewrites ?? []).map((r) => h("li", {}, `rule ${r.rule} on ${r.op}, ${r.count === 1 ? "once" : `${r.count} times`}: ${at(r.at)}`));
-    const remarks = (one.remarks ?? []).map((r) => h("li", {}, `${r.kind}: ${r.op}${r.at ? ` (${at(r.at)})` : ""}: ${r.message}`));
+    const said = new Map();  // remark -> how often
+    for (const r of one.remarks ?? []) {
+      const text = `${r.kind}: ${r.op}${r.at ? ` (${at(r.at)})` : ""}: ${r.message}`;
+      said.set(text, (said.get(text) ?? 0) + 1);
+    }
+    const remarks = [...said].map(([text, n]) => h("li", {}, n > 1 ? `${text} (${n} times)` : text));
     const counted = Object.entries(one.statistics ?? {}).map(([name, n]) => `${name} ${n}`).join(", ");
     this.why.replaceChildren(...[
       counted && h("p", {}, `counted: ${counted}`),
@@ -128,6 +139,6 @@ class PassesView {
     const side = (number, text, name) => h("span", { class: `side ${name}` }, h("span", { class: "number" }, String(number)), h("span", { class: "moved" }, ...(kind === "head" ? [text] : tokens("mlir", text).map(([name, word]) => (name ? h("span", { class: name }, word) : word)))));
     const changed = kind === "change";
     return h("div", { class: `line ${kind}`, role: "option", "aria-selected": "false" },
-      h("span", { class: "sides" }, side(before, old, changed && old !== "" ? "gone" : ""), side(after, now, changed && now !== "" ? "come" : "")));
+      h("span", { class: "sides" }, side(before, old, changed && before !== "" ? "gone" : ""), side(after, now, changed && after !== "" ? "come" : "")));
   }
 }
