@@ -1,6 +1,7 @@
 """The TextMate grammar of the IR, for editors.
 
-`python -m stepwell.tools.highlight.textmate` writes docs/highlighting/stepwell.tmLanguage.json.
+`python -m stepwell.tools.highlight.textmate` writes it for the documents, and into the extension of VS Code, which cannot name a file
+outside of its folder.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from pathlib import Path
 
 from .rules import RULES
 
-FILE = Path(__file__).resolve().parents[2] / "docs" / "highlighting" / "stepwell.tmLanguage.json"
+_ROOT = Path(__file__).resolve().parents[2]
+FILES = tuple(_ROOT / folder / "stepwell.tmLanguage.json" for folder in ("docs/highlighting", "editors/vscode"))
 
 
 def grammar() -> str:
@@ -25,5 +27,5 @@ def grammar() -> str:
 
 
 if __name__ == "__main__":
-    FILE.parent.mkdir(exist_ok=True)
-    FILE.write_text(grammar(), encoding="utf-8")
+    for file in FILES:
+        file.write_text(grammar(), encoding="utf-8")

@@ -66,7 +66,7 @@ def test_every_operation_of_ours_is_one_word():
 
 
 def test_the_grammar_is_the_one_of_the_rules():
-    assert textmate.FILE.read_text() == textmate.grammar(), "python -m stepwell.tools.highlight.textmate"
+    assert all(file.read_text() == textmate.grammar() for file in textmate.FILES), "python -m stepwell.tools.highlight.textmate"
     data = json.loads(textmate.grammar())
     assert data["scopeName"] == "source.stepwell" and len(data["patterns"]) == len(RULES)
     assert all(rule.scope.endswith(".stepwell") and re.compile(rule.pattern) for rule in RULES)
