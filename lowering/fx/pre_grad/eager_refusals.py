@@ -1,8 +1,9 @@
 """Calls that eager refuses for the types of their tensors, though torch's fake kernels let them through (`F.interpolate` of integers).
 
 Only the kernel itself knows for which types it is there. So each kind of call (function, types) is run once, on zeros, before anything is
-taken apart: what a rule or a decomposition would make of it says nothing about that. Tried are calls on the CPU with other types than
-floats: narrow floats that have a kernel on a GPU alone are computed on the CPU all the same.
+taken apart: what a rule or a decomposition would make of it says nothing about that. Tried are calls on the CPU whose first tensor holds
+no floats: narrow floats that have a kernel on a GPU alone are computed on the CPU all the same. Integers beside floats are positions, and
+what some kernels do with those that are wrong is undefined (LAPACK's pivots start at 1).
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _operands(node: Node) -> tuple[Any, Any, Any] | None:
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta.get("example_value", n.meta.get("val")))  # pyright: ignore[reportArgumentType]
     leaves, spec = pytree.tree_flatten((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    if all(t.dtype in FLOATS for t in tensors) or not all(_is_plain(t) for t in tensors):
+    if not tensors or tensors[0].dtype in FLOATS or not all(_is_plain(t) for t in tensors):
         return None
     result = node.meta.get("example_value", node.meta.get("val"))
     made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]

@@ -75,3 +75,13 @@ def test_large_calls_are_not_tried(monkeypatch):
     monkeypatch.setattr(eager_refusals, "MAX_TRIED_ELEMENTS", 9)
     torch._dynamo.reset()
     torch.compile(lambda x: x * 2, backend="stepwell", options={"cache": "off"})(torch.ones(5, dtype=torch.int64))
+
+
+def test_positions_beside_floats_are_not_made_up(monkeypatch):
+    """LAPACK writes where pivots point to, and 0 is before the matrix."""
+    monkeypatch.setattr(eager_refusals, "_tried", lambda *_: pytest.fail("pivots of 0 were given to LAPACK"))
+    monkeypatch.setattr(eager_refusals, "_known", {})
+    factors, pivots = torch.linalg.ldl_factor(torch.eye(4) * 2)
+    torch._dynamo.reset()
+    solve = torch.compile(torch.linalg.ldl_solve, backend="stepwell", options={"cache": "off"})
+    assert torch.equal(solve(factors, pivots, torch.eye(4)), torch.eye(4) / 2)
