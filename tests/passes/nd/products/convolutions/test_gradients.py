@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+import torch.nn.functional as F
 from support import import_function, lower
+from torch.nn import BatchNorm2d, Conv2d, ConvTranspose2d, Module
 
+import stepwell
 from stepwell.dialects import nd
 from stepwell.dialects.machine import MACHINE, MachineAttr
 from stepwell.dialects.mem import ExternOp
@@ -13,9 +18,10 @@ from stepwell.dialects.tt.compute import DotOp
 from stepwell.dialects.tt.structure import FuncOp
 from stepwell.passes.manager.instrumentation import Instrumentation
 from stepwell.passes.manager.pass_manager import run
-from stepwell.passes.manager.pipelines import parse_pipeline
+from stepwell.passes.manager.pipelines import default_pipeline, parse_pipeline
 from stepwell.tools.backend.compile_graph import context
 from stepwell.tools.interpret.loop import run_loop
+from stepwell.tools.interpret.target import InterpretedTarget
 
 aten = torch.ops.aten
 BF16 = torch.bfloat16
@@ -103,3 +109,45 @@ def test_one_by_the_weight_alone_is_a_call():
 
     left, _ = chosen(function, large(64, 256, 28, 28), large(64, 128, 28, 28), large(256, 128, 3, 3), library="never")
     assert left == [(False, True, False)]
+
+
+class Net(Module):
+    """A convolution by steps, one that is added to its input, and one back to the size of the image."""
+
+    def __init__(self):
+        super().__init__()
+        self.down, self.same, self.norm = Conv2d(8, 16, 3, padding=1, stride=2), Conv2d(16, 16, 3, padding=1), BatchNorm2d(16)
+        self.up = ConvTranspose2d(16, 8, 4, stride=2, padding=1)
+
+    def forward(self, x):
+        h = F.relu(self.norm(self.down(x)))
+        return torch.tanh(self.up(F.silu(self.same(h)) + h))
+
+
+def step(net, x):
+    """The result of a step, and the gradients that are not 0 but for rounding."""
+    x = x.detach().requires_grad_()
+    y = net(x)
+    y.float().square().sum().backward()
+    return [y.detach(), x.grad, *(p.grad for name, p in net.named_parameters() if "down.bias" not in name)]
+
+
+@pytest.mark.long
+def test_a_training_step():
+    """Gradients by weights are the calls that are left."""
+    torch.manual_seed(0)
+    net, x = Net().to(BF16).to(memory_format=torch.channels_last), last(2, 8, 8, 6)
+    exact = step(copy.deepcopy(net).double(), x.double())
+    eager = step(copy.deepcopy(net), x)
+    pipeline = default_pipeline("gpu")
+    pipeline.replace("nd-library-products", FOUND)
+    stepwell.register_target(InterpretedTarget, replace=True)
+    stepwell.reset_counters()
+    try:
+        own = step(torch.compile(net, backend="stepwell", options={"cache": "off", "pipeline": str(pipeline)}), x)
+    finally:
+        stepwell.unregister_target("interpreted")
+        torch._dynamo.reset()
+    assert stepwell.counters["extern"] == 3
+    for got, want, true in zip(own, eager, exact, strict=True):
+        assert (got.double() - true).norm() <= 1.2 * (want.double() - true).norm() + 1e-6 * true.norm()
