@@ -24,6 +24,7 @@ from ...dialects.expr import Expr, as_expr
 from ...dialects.host import LaunchOp
 from ...dialects.tt.structure import FuncOp, GetProgramIdOp, ReturnOp
 from ...passes.analysis.accesses.touched import Touched
+from ...passes.manager.locations import joined
 from ...passes.manager.pass_manager import Pass
 from ...passes.mem.mem_join_nests import MAX_OPEN_GROUPS
 from .builder import Builder
@@ -161,7 +162,7 @@ class _Joiner:
         if name is None:
             name = self.made[key] = next(n for k in range(1 << 30) if (n := f"joined{k}") not in self.kernels)
             kernel = _joined(name, [(self.kernels[k], places, programs[k]) for k, places in members.items()], len(operands))
-            kernel.location = group[0].location
+            kernel.location = joined(self.kernels[k].location for k in members)
             self.kernels[name] = kernel
             self.module.body.block.add_op(kernel)
         total = sum(len(places) * programs[k] for k, places in members.items())
@@ -170,7 +171,7 @@ class _Joiner:
             assert one.bytes is not None
             moved = moved + one.bytes.data
         launch = LaunchOp.make(name, operands, bytes=moved, grid=[total])
-        launch.location = group[-1].location
+        launch.location = joined(one.location for one in group)
         block = group[-1].parent
         assert block is not None
         block.insert_op_after(launch, group[-1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any
@@ -148,12 +149,17 @@ class Watcher(Collector):
             found.steps = [{"operations": {level: ids[op]}} for op in ops]
             return
         launches = [op for op in _body(module) if isinstance(op, _LAUNCHES) and op in ids]
-        if len(launches) != len(found.steps):
-            return
-        for step, op in zip(found.steps, launches, strict=True):
+        origins = [_origins_of(found, level, ids[op]) for op in launches]
+        one_by_one = len(launches) == len(found.steps)
+        for k, step in enumerate(found.steps):
+            whole = _operation_at(found, "mem", step).get("at", [])
+            number = k if one_by_one else _most_alike(whole, origins)
+            if number is None:
+                continue
+            op = launches[number]
             step["operations"][level] = ids[op]
-            launch, whole = found.levels[-1]["operations"][ids[op]], _operation_at(found, "mem", step)
-            launch["at"] = list(dict.fromkeys((*launch.get("at", ()), *whole.get("at", ()))))
+            launch = found.levels[-1]["operations"][ids[op]]
+            launch["at"] = list(dict.fromkeys((*launch.get("at", ()), *whole)))
             if isinstance(op, host.LaunchOp):
                 step["kernel"] = op.kernel.string_value()
 
@@ -196,6 +202,21 @@ def _operation_at(found: Record, level: str, step: dict[str, Any]) -> dict[str, 
     """The operation that a step is at a level."""
     operations = next(one["operations"] for one in found.levels if one["name"] == level)
     return operations[step["operations"][level]]
+
+
+def _origins_of(found: Record, level: str, number: int) -> set[int]:
+    """The origins of a launch and of its kernel, which may be several nests'."""
+    operations = next(one["operations"] for one in found.levels if one["name"] == level)
+    launch = operations[number]
+    kernels = (op for one in found.levels for op in one["operations"] if "calls" in launch and op.get("symbol") == launch["calls"])
+    return {k for op in (launch, *kernels) for k in op.get("at", ())}
+
+
+def _most_alike(wanted: Sequence[int], origins: Sequence[set[int]]) -> int | None:
+    """Which of several sets of origins holds most of those that are wanted, the smallest of these; None where none holds any."""
+    shared = [(len(one.intersection(wanted)), -len(one), -k) for k, one in enumerate(origins)]
+    most = max(shared, default=(0, 0, 0))
+    return -most[2] if most[0] else None
 
 
 def _kernels(module: ModuleOp) -> list[Operation]:

@@ -16,6 +16,7 @@ from stepwell.tools.explore.changes import Snapshot, change
 from stepwell.tools.explore.code import functions
 from stepwell.tools.explore.errors import ExploreError
 from stepwell.tools.explore.tables import Pool
+from stepwell.tools.explore.watch import _most_alike
 from stepwell.tools.interpret.target import InterpretedTarget
 
 ROOT = Path(stepwell.__file__).parent
@@ -191,6 +192,26 @@ def test_kernels_of_a_gpu_and_what_is_missing_for_them():
     (step,) = graph["kernels"]
     assert {"mem", "tt", "host"} <= set(step["operations"])
     json.loads(found.json())
+
+
+def test_nests_that_are_launched_together_know_their_launch():
+    torch._dynamo.reset()
+    stepwell.register_target(InterpretedTarget, replace=True)
+    try:
+        found = tool.explore(lambda x, y: (torch.softmax(x, -1), y.t().sum(1) + 1), torch.randn(4, 8), torch.randn(30, 5))
+    finally:
+        stepwell.unregister_target("interpreted")
+    (graph,) = found.data["graphs"]
+    assert [step["label"] for step in graph["kernels"]] == ["_softmax", "sum_1_add"]
+    assert len({step["kernel"] for step in graph["kernels"]}) == 1
+    for origin in graph["origins"]:
+        if origin["name"] in ("_softmax", "sum_1", "add"):
+            assert {"mem", "tt", "host"} <= set(origin["operations"])
+
+
+def test_a_step_is_the_launch_that_holds_most_of_it():
+    assert _most_alike([1, 2], [{3}, {1, 2, 4}, {1, 2}, {2}]) == 2
+    assert _most_alike([1], [{2}]) is None and _most_alike([], [{1}]) is None and _most_alike([1], []) is None
 
 
 def test_dynamic_sizes():
