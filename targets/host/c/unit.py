@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llvmlite import binding
@@ -24,19 +23,20 @@ from .dtypes import DlpackType
 from .emit import emit_c_entry
 from .layouts import returned_value, value_of
 from .levels import capability, needs, ordered, portable, target_of_level
-from .plan import CEntryError, EntryPlan, Given, Kernel
+from .plan import EntryPlan, Given, Kernel
 from .runtime import API, GPU_API, PACKAGE, WEIGHTS, runtime_text
 from .signature import Signature, SignatureText
+from .weights import DECLARED, with_weights
 
 if TYPE_CHECKING:
     from ...triton.kernels import Binary, GpuKernel
 
 ALLOWED = frozenset((
-    "__tls_get_addr", "aligned_alloc", "calloc", "dlopen", "dlsym", "free", "getpid", "memcpy", "memmove", "memset",
-    "pthread_cond_broadcast", "pthread_cond_wait", "pthread_create", "pthread_join", "pthread_mutex_lock", "pthread_mutex_trylock",
-    "pthread_mutex_unlock", "sched_getaffinity", "snprintf", "strcmp", "syscall",
+    "_GLOBAL_OFFSET_TABLE_", "__tls_get_addr", "aligned_alloc", "calloc", "dlopen", "dlsym", "free", "getpid", "memcpy", "memmove",
+    "memset", "pthread_cond_broadcast", "pthread_cond_wait", "pthread_create", "pthread_join", "pthread_mutex_lock",
+    "pthread_mutex_trylock", "pthread_mutex_unlock", "sched_getaffinity", "snprintf", "strcmp", "syscall",
 ))  # fmt: skip
-"""What an object may need of the C library, functions of mathematics aside."""
+"""What an object may need of the C library and of the linker, functions of mathematics aside."""
 
 _HEAD = re.compile(r'nounwind "prefer-vector-width"="512" \{$', re.MULTILINE)
 _KEPT = re.compile(r"^@(\w+_kept) = internal global", re.MULTILINE)
@@ -98,11 +98,9 @@ class Unit:
                 self._library[called] = _KEPT.findall(text)
                 self._link(_KEPT.sub(r"@\1 = global", text))
 
-    def build(self, plans: Mapping[str, Sequence[EntryPlan]], weights: Path, state_bytes: int) -> bytes:
-        """The object: for each level all entries, in the same order, those for later GPUs last. weights: a file; updated buffers begin as
-        its first `state_bytes`."""
-        if weights.stat().st_size >= 1 << 31:
-            raise CEntryError(f"the weights have {weights.stat().st_size} bytes; code reaches less than 2 GB, so export parts of the model")
+    def build(self, plans: Mapping[str, Sequence[EntryPlan]], weight_bytes: int, state_bytes: int) -> bytes:
+        """The object: for each level all entries, in the same order, those for later GPUs last, without the content of its weights
+        (weights.py); updated buffers begin as the first `state_bytes` of them."""
         symbols: list[str] = []
         made = [(level, plan) for level in self.levels for plan in plans[level]]
         if later := portable(self.levels):
@@ -111,10 +109,10 @@ class Unit:
             symbols.append(f"{self.name}_{level.replace('-', '_')}_{len(symbols)}")
             self.entry(plan, level, symbols[-1])
         signatures = [signature_of(plan) for plan in plans[self.levels[0]]]
-        self._link(self._package(signatures, symbols, weights.stat().st_size, state_bytes))
+        self._link(self._package(signatures, symbols, weight_bytes, state_bytes))
         self._link(runtime_text(self.name, self.device))
         self._hide()
-        text = str(self._module) + _weights(weights)
+        text = with_weights(str(self._module), weight_bytes)
         module = self._parse(text)
         module.verify()
         code = machine_for(target("generic-sse"), 2).emit_object(module)
@@ -135,7 +133,7 @@ class Unit:
         types = "i32, i32, ptr, ptr, ptr, ptr, i64, ptr, ptr, i64, i64, ptr"
         table = _kernel_table(self._kernels, text)
         return "\n".join([
-            f"@{WEIGHTS} = external hidden constant i8",
+            DECLARED,
             *text.globals,
             *(f"declare i32 @{symbol}(ptr, ptr, ptr, i32)" for symbol in symbols),
             *(f"@{one} = external global ptr" for one in kept),
@@ -220,15 +218,6 @@ def _forget(kept: Sequence[str]) -> str:
     for k, name in enumerate(kept):
         lines += [f"  %p{k} = atomicrmw xchg ptr @{name}, ptr null acquire", f"  call void @free(ptr %p{k})"]
     return "\n".join(["define void @stepwell_c_forget() {", *lines, "  ret void", "}"])
-
-
-def _weights(file: Path) -> str:
-    """The weights as a section of their own, at a page of memory, which the system maps when it loads the program."""
-    lines = [
-        f'.section .rodata.{WEIGHTS},"a",@progbits', ".p2align 12", f"{WEIGHTS}:",
-        f'.incbin "{file}"', ".p2align 6", ".text",
-    ]  # fmt: skip
-    return "".join(f'\nmodule asm "{line.replace(chr(92), chr(92) * 2).replace(chr(34), chr(92) + "22")}"' for line in lines) + "\n"
 
 
 def _check_symbols(code: bytes) -> None:

@@ -19,6 +19,7 @@ from .... import __version__
 from ....errors import CompileError
 from ....targets.host.c.levels import ordered
 from ....targets.host.c.unit import Unit, signature_of
+from ....targets.host.c.weights import object_parts
 from ..export import programs_of
 from .entries import Entries
 from .header import c_header
@@ -52,13 +53,13 @@ def export_c(
     plans = entries.plans(chosen)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    unit = Unit(name, chosen)
+    unit, files = Unit(name, chosen), [folder / f"{name}.o", folder / f"{name}.h"]
     with tempfile.TemporaryDirectory() as scratch:
         weights = Path(scratch) / "weights"
         state_bytes = entries.write_weights(weights)
-        code = unit.build(plans, weights, state_bytes)
-    files = [folder / f"{name}.o", folder / f"{name}.h"]
-    files[0].write_bytes(code)
+        code = unit.build(plans, weights.stat().st_size, state_bytes)
+        with files[0].open("wb") as file:
+            file.writelines(object_parts(code, weights))
     files[1].write_text(c_header(name, [signature_of(plan) for plan in plans[chosen[0]]], __version__, unit.device))
     if shared:
         files.append(folder / f"{name}.so")

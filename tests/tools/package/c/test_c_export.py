@@ -14,8 +14,8 @@ from c_programs import build, call, needs_compiler, run_alone
 from torch import nn
 from torch.export import Dim
 
+from stepwell.targets.host.c import weights
 from stepwell.targets.host.c.plan import CEntryError
-from stepwell.targets.host.c.unit import Unit
 from stepwell.tools.package.c.export import export_c
 
 pytestmark = needs_compiler
@@ -211,11 +211,21 @@ def test_the_program_of_the_reference(tmp_path):
     torch.testing.assert_close(got, here["model"](x).detach(), atol=2e-5, rtol=0)
 
 
-def test_weights_that_no_program_can_hold_are_refused(tmp_path):
-    with (tmp_path / "weights").open("wb") as file:
-        file.truncate(1 << 31)
-    with pytest.raises(CEntryError, match=r"the weights have 2147483648 bytes; code reaches less than 2 GB"):
-        Unit("large", ["cpu-v3"]).build({"cpu-v3": []}, tmp_path / "weights", 0)
+def test_weights_that_code_does_not_reach_are_behind_everything_else(tmp_path, monkeypatch):
+    """As for weights of more than 1.5 GB; those are too large for a test."""
+    monkeypatch.setattr(weights, "NEAR_BYTES", 0)
+    torch.manual_seed(0)
+    models = {"mlp": nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 8)).eval(), "counter": Counter().eval()}
+    entries = {"mlp": (models["mlp"], (torch.randn(4, 16),)), "counter": (copy.deepcopy(models["counter"]), (torch.randn(4, 8),))}
+    export_c(entries, name="far", folder=tmp_path, levels=["cpu-v3"])
+    sections = subprocess.run(["readelf", "-SW", tmp_path / "far.o"], capture_output=True, text=True, check=True).stdout
+    assert ".lrodata.stepwell_c_weights" in sections and ".rodata.stepwell_c_weights" not in sections.replace(".lrodata", "")
+    program = build(tmp_path, "far")
+    for name, (_, args) in entries.items():
+        want = models[name](*args)
+        want = list(want.values()) if isinstance(want, dict) else [want]
+        for got, one in zip(call(program, name, args, want), want, strict=True):
+            torch.testing.assert_close(got, one.detach(), atol=2e-5, rtol=1e-4)
 
 
 def test_a_name_is_one_of_c(tmp_path):
