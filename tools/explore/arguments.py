@@ -25,6 +25,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     given.options = {**directives(given), "disable_passes": given.disable_pass}
     if not (given.json or given.html or given.about or given.serve):
         parser.error("say what to do: --html FILE, --serve, --json FILE or --about NAME")
+    if given.target.endswith(".json") and (given.measure or any(given.options.values())):
+        parser.error("what is overruled or measured is compiled again: give the program, not a .json file")
     if given.serve and given.target.endswith(".json"):
         parser.error("--serve compiles again: give the program, not a .json file")
     return given

@@ -215,6 +215,16 @@ def test_text_of_a_program_is_never_markup(browser, scores, tmp_path):
     assert browser.value("document.title") == f"stepwell: {HOSTILE}"
 
 
+def test_a_program_without_graphs_has_a_page(browser, scores, tmp_path):
+    data = {**scores.data, "graphs": [], "eager": [{"what": "the line", "why": HOSTILE}]}
+    Exploration(data).write_html(tmp_path / "none.html")
+    browser.open((tmp_path / "none.html").as_uri())
+    assert browser.value("document.querySelector('main').textContent") == f"No graph was compiled.the line: {HOSTILE}"
+    browser.key("/")
+    browser.key("Escape")
+    assert browser.errors() == []
+
+
 @pytest.mark.long
 def test_a_large_page_opens_soon_and_draws_only_what_is_seen(browser, block, tmp_path):
     file = tmp_path / "block.html"

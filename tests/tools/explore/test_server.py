@@ -191,10 +191,19 @@ def test_a_message_of_another_error_has_no_line():
     assert message_of(ValueError()) == {"line": 0, "column": 0, "message": "ValueError"}
 
 
-def test_a_document_is_not_served(capsys):
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--serve"], "--serve compiles again"),
+        (["--about", "x", "--no-fuse", "x"], "is compiled again: give the program"),
+        (["--about", "x", "--measure"], "is compiled again: give the program"),
+        ([], "say what to do: --html FILE"),
+    ],
+)
+def test_what_a_document_is_not_good_for(arguments, said, capsys):
     with pytest.raises(SystemExit):
-        main(["out.json", "--serve"])
-    assert "--serve compiles again" in capsys.readouterr().err
+        main(["out.json", *arguments])
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.long

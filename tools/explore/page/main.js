@@ -26,7 +26,9 @@ class App {
 
   start() {
     if (!this.data.graphs.length) {
-      this.main.replaceChildren(h("p", { class: "empty" }, "No graph was compiled.", ...this.data.eager.map((part) => ` ${part.what}: ${part.why}`)));
+      const why = this.data.eager.map((part) => h("li", {}, `${part.what}: ${part.why}`));
+      document.querySelector("header").replaceChildren(h("h1", {}, `stepwell: ${this.data.name}`));
+      this.main.replaceChildren(h("div", { class: "empty" }, h("p", {}, "No graph was compiled."), h("ul", {}, ...why)));
       return;
     }
     this.open("levels");
@@ -78,7 +80,8 @@ class App {
     if (event.key === "/" && !typing) {
       event.preventDefault();
       this.input.focus();
-    } else if (event.key === "Escape" && !this.found.hidden) this.found.hidden = true;
+    } else if (!this.graph) return;
+    else if (event.key === "Escape" && !this.found.hidden) this.found.hidden = true;
     else if (event.key === "Escape" && !typing) this.views.levels.clear();
   }
 
