@@ -45,6 +45,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "loop": (
             "nd-to-loop", "loop-fuse", "gpu-carry-softmax", "gpu-carry-norms", "gpu-carry-groups", "gpu-check-indices",
+            "gpu-gather-sums",
             "loop-fuse-rows{columns-only}",
             "loop-recompute", "loop-layout", "loop-order",
         ),

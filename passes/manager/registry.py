@@ -28,6 +28,7 @@ OURS: dict[str, str] = {
     "tt-overlap-launches": "lowering.mem_to_tt.tt_overlap_launches:TtOverlapLaunches",
     "gpu-schedule": "passes.gpu.gpu_schedule:GpuSchedule",
     "gpu-tune": "targets.triton.gpu_tune:GpuTune",
+    "gpu-gather-sums": "passes.gpu.scatters.gpu_gather_sums:GpuGatherSums",
     "gpu-carry-groups": "passes.gpu.carried.gpu_carry_groups:GpuCarryGroups",
     "gpu-check-indices": "passes.gpu.carried.gpu_check_indices:GpuCheckIndices",
     "gpu-carry-norms": "passes.gpu.carried.gpu_carry_norms:GpuCarryNorms",

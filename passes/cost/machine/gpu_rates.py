@@ -27,7 +27,8 @@ class GpuRates:
     16 to 64 bytes of columns, or scans either.
     `start_us`: microseconds from one kernel to the next with nothing in it; `program_start_us`: until a program of a product can begin its
     first step, and until its end; `computed_step_us`: how much longer each of its steps takes where a factor of few rows is computed on the
-    way, so that all warps wait until it is in shared memory (docs/lab/gpu-products.md);
+    way, so that all warps wait until it is in shared memory (docs/lab/gpu-products.md); `atomics_gs`: additions of floats to few thousand
+    places, 1e9 of them a second;
     `convolution_us`: how much longer the library's convolution takes than a product of its size, `transposed_us` a transposed one.
     `tflops`: multiply-adds, counted as two, by type."""
 
@@ -40,6 +41,7 @@ class GpuRates:
     start_us: float
     program_start_us: float
     computed_step_us: float
+    atomics_gs: float
     program_gbs: Mapping[str, float]
     convolution_us: float
     transposed_us: float

@@ -1,0 +1,1 @@
+"""Scatters of a GPU without atomic operations."""
