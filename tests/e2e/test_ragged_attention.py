@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nested._internal.sdpa as nested_attention
-from ragged_programs import PROGRAMS, errors_of, errors_of_layer, layer
+import torch.nn.functional as F
+from ragged_programs import PROGRAMS, error, errors_of, errors_of_layer, exact, layer, numbers, offsets
 from torch.nn.attention import SDPBackend
 
 import stepwell
@@ -45,6 +46,20 @@ def test_jagged_tensors(as_on_a_gpu):
     for lengths in ((50, 3, 90, 17), (20, 30, 7), (2, 3, 100, 64, 5), (9, 8)):
         assert max(errors_of_layer(run, lengths, torch.float32)) < 1e-6
     assert stepwell.counters["graphs"] == 4
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_jagged_tensors_of_one_size_that_is_no_number(trains, as_on_a_gpu):
+    """Each of queries, keys and values brings it."""
+    at = offsets((30, 64, 12)).long()
+    heads = [torch.nested.nested_tensor_from_jagged(numbers(106, 2, 16, seed=n), at, min_seqlen=12, max_seqlen=64) for n in range(3)]
+    heads = [x.requires_grad_(trains) for x in heads]
+
+    def attend(q, k, v):
+        return F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True).transpose(1, 2)
+
+    want = exact(*(x.values() for x in heads), at, at, right=0)
+    assert error(compiled(attend)(*heads).values(), want) < 1e-6
 
 
 def test_other_arguments_are_the_librarys():

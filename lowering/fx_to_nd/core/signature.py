@@ -84,12 +84,18 @@ def placeholder(b: Importer, node: Node, static: bool) -> dict[str, Attribute] |
 
 def handed_on(node: Node, val: torch.SymInt) -> bool:
     """Whether nothing but the graph's output can want this number: no node has it, and no input has a size that it says. So is the
-    ragged size of a jagged tensor, which is no number that a program could be given."""
+    ragged size of jagged tensors, each of which may bring it: it is no number that a program could be given."""
     symbol = val.node.expr
-    if not symbol.is_symbol or any(user.op != "output" for user in node.users):
+    if not symbol.is_symbol:
         return False
-    others = (n.meta.get("val") for n in node.graph.nodes if n.op == "placeholder" and n is not node)
-    return not any(symbol in free_symbols(other) for other in others if isinstance(other, (torch.Tensor, torch.SymInt)))
+    for other in node.graph.find_nodes(op="placeholder"):
+        value = other.meta.get("val")
+        if isinstance(value, torch.SymInt) and value.node.expr == symbol:
+            if any(user.op != "output" for user in other.users):
+                return False
+        elif isinstance(value, (torch.Tensor, torch.SymInt)) and symbol in free_symbols(value):
+            return False
+    return True
 
 
 def _add_argument(b: Importer, kind: Attribute) -> SSAValue:
