@@ -277,7 +277,7 @@ def _ends(info: NestAccess, node: Node, row: Dim) -> loop.LoadOp | None:
     if not isinstance(compared, arith.CmpiOp) or compared.predicate.value.data != AT_MOST or info.exprs.get(compared.rhs) is not row:
         return None
     load: SSAValue = compared.lhs
-    while isinstance(load.owner, arith.ExtSIOp):
+    while isinstance(load.owner, arith.ExtSIOp | arith.TruncIOp):  # numbers of rows, which fit 32 bits
         load = load.owner.input
     found = load.owner
     plain = isinstance(found, loop.LoadOp) and found.mask is None and list(found.index_operands) == list(op.indices)

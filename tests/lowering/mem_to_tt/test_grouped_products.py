@@ -154,6 +154,18 @@ def test_gradients():
         torch.testing.assert_close(mine.float(), theirs.float(), rtol=4e-2, atol=4e-2)
 
 
+def test_ends_of_64_bits_that_are_cast():
+    """Blocks begin where a group does, in both layers: no kernel counts the groups of each row."""
+
+    def narrowed(x, w, v, at):
+        return layers(x, w, v, at.int())
+
+    args = X, weights(4), numbers(4, COLUMNS, TERMS, scale=0.3).transpose(1, 2), ends("odd").long()
+    module = lowered(narrowed, *args)
+    assert len(found(module, FuncOp)) == len(found(module, DotOp)) == 2
+    torch.testing.assert_close(run_loop(module, list(args), [], [])[0].float(), narrowed(*args).float(), rtol=4e-2, atol=4e-2)
+
+
 def test_few_rows_of_many_groups():
     """Rows of a decoding step: each group has a block of its own, so that all matrices are read at once."""
     x, w = X[:12], numbers(8, TERMS, 320, scale=0.2)
