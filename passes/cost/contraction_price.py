@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
-from math import ceil
+from math import ceil, inf
 
 from xdsl.dialects.builtin import bf16, f16, f32, f64, i8
 from xdsl.ir import Attribute
@@ -51,16 +51,17 @@ def rate_name(element: Attribute) -> str:
 
 @dataclass(frozen=True)
 class Contraction:
-    """A product, or several of the same sizes that share a factor, with its neighbours. `kind`: the type of the factors, as GpuRates names
-    it, `width` its bytes. `stored`: bytes that a generated kernel writes; `kept`: those that a kernel behind the library's call writes;
-    `beside`: bytes that such a kernel, or the generated one, reads beside the product; `later`: bytes that a nest behind the generated
-    kernel reads of what that wrote, `follows` whether there is such a nest, which reads the library's product as it is; `apart`: whether
-    something else is behind the library's call. `sources`: bytes that factors are computed from on the way, `computed` bytes of these
-    factors; `ordered`: bytes that are read and written to put factors in order before the generated kernel, `reordered` those that the
-    library's call moves for an order of its own. `held`: numbers of each element that a thread of the generated kernel keeps at once
-    (held_numbers.py). Of a convolution, `windows` are the bytes of image and weight; `vector`: it is depthwise, and its channels are
-    `batch`; `transposed`: it is transposed. `grouped`: it is a product for each group of rows or terms; of rows, each group has one of
-    `matrices`, and blocks of rows begin with a group, so that half of one is lost on the average."""
+    """A product, or several of the same sizes that share a factor, with its neighbours. `kind`: the type of the factors, as GpuRates
+    names it, `width` its bytes. `stored`: bytes that a generated kernel writes; `kept`: those that a kernel behind the library's call
+    writes; `beside`: bytes that such a kernel, or the generated one, reads beside the product; `later`: bytes that a nest behind the
+    generated kernel reads of what that wrote, `follows` whether there is such a nest, which reads the library's product as it is;
+    `apart`: whether something else is behind the library's call. `sources`: bytes that factors are computed from on the way, `computed`
+    bytes of these factors, of which `looked_up` numbers are taken from a table one by one; `ordered`: bytes that are read and written
+    to put factors in order before the generated kernel, `reordered` those that the library's call moves for an order of its own.
+    `held`: numbers of each element that a thread of the generated kernel keeps at once (held_numbers.py). Of a convolution, `windows`
+    are the bytes of image and weight; `vector`: it is depthwise, and its channels are `batch`; `transposed`: it is transposed.
+    `grouped`: it is a product for each group of rows or terms; of rows, each group has one of `matrices`, and blocks of rows begin with
+    a group, so that half of one is lost on the average."""
 
     rows: int
     columns: int
@@ -78,6 +79,7 @@ class Contraction:
     apart: bool = False
     sources: float = 0.0
     computed: float = 0.0
+    looked_up: float = 0.0
     ordered: float = 0.0
     reordered: float = 0.0
     held: int = 1
@@ -233,7 +235,8 @@ def generated_ns(work: Contraction, gpu: Gpu) -> float:
         return vector_ns(work, gpu, gpu.rates.generated["depthwise"], moved) + gpu.rates.start_us * 1e3 + later
     before = stream_ns(work.sources + work.computed, gpu) if work.computed and not is_few(work) else 0.0
     before += stream_ns(work.ordered, gpu) if work.ordered else 0.0
-    return generated_price(work, gpu).ns + before + later
+    lookups = work.looked_up / gpu.rates.generated.get("lookups_per_ns", inf) if is_few(work) else 0.0
+    return max(generated_price(work, gpu).ns, lookups) + before + later
 
 
 def weighed_wave_ns(work: Weighing, gpu: Gpu, rows: int) -> float:

@@ -510,6 +510,7 @@ def _work(
         rows, columns // max(parts, 1), size(tensor_type(ops[0].lhs).dims[-1], hints), prod(batch), max(parts, len(ops)),
         types.rate(ops[0]), width, width,
         sources=float(sum(source for source, _ in factors)), computed=float(sum(made for _, made in factors)),
+        looked_up=float(sum(_lookups(x, hints) for op in ops for x in op.operands)),
     )  # fmt: skip
     if scaled is not None:
         bare = replace(_before_casts(bare, scaled.casts, hints), kind=scaled.rate, out_width=_width(scaled.result))
@@ -627,6 +628,20 @@ def _loaded(value: SSAValue) -> SSAValue:
     while isinstance(value.owner, nd.ExpandOp):
         value = value.owner.operands[0]
     return value
+
+
+def _lookups(value: SSAValue, hints: Mapping[str, int]) -> int:
+    """Elements that a factor takes from a vector, each by an index of its own: the numbers that codes of a few bits stand for."""
+    worklist, seen, found = [value], {value}, 0
+    while worklist:
+        op = worklist.pop().owner
+        if isinstance(op, nd.IndexOp) and tensor_type(op.operands[0]).rank == 1:
+            found += size(tensor_type(op.results[0]).numel, hints)
+        elif isinstance(op, PointwiseOp | nd.ViewOp | nd.CatOp):
+            new = [v for v in op.operands if v not in seen]
+            seen.update(new)
+            worklist += new
+    return found
 
 
 def _source_bytes(value: SSAValue, hints: Mapping[str, int]) -> tuple[int, int]:

@@ -104,6 +104,14 @@ def test_a_product_of_float32_of_which_one_factor_is_no_cast_is_one_of_float32(m
     assert reason in remark
 
 
+def test_numbers_that_are_taken_from_a_table_one_by_one_have_a_price():
+    """Codes of a few bits: with few rows a kernel waits for its lookups, not for memory."""
+    (remark,) = remarks(lambda x, q, table: x @ table[q.long() & 15].mT, (8, 14336), (4096, 14336), (16,))
+    assert "a call of the library: by price" in remark
+    (remark,) = remarks(lambda x, q: x @ (q.to(torch.int8).to(q.dtype) * 2).mT, (8, 14336), (4096, 14336))
+    assert "generated: by price" in remark
+
+
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu], ids=str)
 def test_a_product_of_float32_of_8_bits_is_one_of_16_bits(kind):
     """A unit for 8-bit floats rounds sums to fewer bits. Powers of two of 8 bits are no f16, and stay float32."""
