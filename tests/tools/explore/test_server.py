@@ -13,6 +13,7 @@ from stepwell.errors import StepwellError
 from stepwell.tools.explore.compare import compare
 from stepwell.tools.explore.errors import ExploreError
 from stepwell.tools.explore.main import explore, main
+from stepwell.tools.explore.server import worker
 from stepwell.tools.explore.server.http import ADDRESS, MAX_BODY_BYTES, TOKEN_HEADER, Server
 from stepwell.tools.explore.server.messages import message_of
 from stepwell.tools.explore.server.session import Session, text_of
@@ -185,6 +186,28 @@ def test_a_pass_is_switched_off_or_there_is_none(session):
 def test_a_document_is_like_itself(scores):
     for one in compare(scores.data, scores.data):
         assert one["bytes"][0] == one["bytes"][1] > 0 and not one["only_before"] and not one["only_after"]
+
+
+HOST = """builtin.module attributes {stepwell.machine = #stepwell.machine<"sm_90">} {
+  host.program @forward(%x: !host.tensor<f32, "cuda:0">) {
+    host.check %x [4] strides [1] "argument 0 (x)" : !host.tensor<f32, "cuda:0">
+    host.return(%x : !host.tensor<f32, "cuda:0">) [arg(0)]
+  }
+}"""
+ND = """builtin.module attributes {stepwell.machine = #stepwell.machine<"sm_90">} {
+  func.func @forward(%x: !nd.tensor<4 x f32, "cuda:0">) -> !nd.tensor<4 x f32, "cuda:0"> {
+    %y = nd.exp %x : !nd.tensor<4 x f32, "cuda:0">
+    func.return %y : !nd.tensor<4 x f32, "cuda:0">
+  }
+}"""
+
+
+def test_programs_of_a_gpu_are_interpreted_at_the_level_tt():
+    """Where there is no GPU, too."""
+    found = worker.answer({"text": ND.replace("nd.exp", "nd.tanh"), "base": ND, "file": "nd"})
+    assert [one["name"] for one in found["results"] if "elements differ" in one["difference"]] == ["result 0"] and "us" not in found
+    (error,) = worker.answer({"text": HOST, "base": HOST, "file": "host"})["errors"]
+    assert "runs on it alone: edit the level tt" in error["message"]
 
 
 def test_a_message_of_another_error_has_no_line():

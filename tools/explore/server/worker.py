@@ -10,6 +10,7 @@ from xdsl.dialects.builtin import ModuleOp
 from ....errors import StepwellError
 from ....passes.cost.machine import Gpu, machine_of
 from ...worker_pool import serve
+from ..errors import ExploreError
 from .messages import message_of, parsed
 
 SECONDS = 0.2
@@ -31,6 +32,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"errors": [message_of(error)]}
     base = parsed(request["base"], request["file"])
     try:
+        module, base = _runnable(module), _runnable(base)
         verifier = ResultVerifier.of(base, context(), None, None, request.get("seed", 0), None)
         if isinstance(entry_function(base, None), ProgramOp):  # it may spoil arguments, and does not say which
             verifier.kept = set()
@@ -42,6 +44,27 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"errors": [{"line": 0, "column": 0, "message": f"it has {len(found)} results, the program had {len(wanted)}"}]}
     results = [{"name": name, "difference": difference(wanted[name], value, None) or ""} for name, value in found.items()]
     return {"results": results, **_times(module, base)}
+
+
+def _runnable(module: ModuleOp) -> ModuleOp:
+    """A module for a GPU at the level tt, where its launches are interpreted on tensors of the CPU, whatever device it is for; others as
+    they are. Raises ExploreError for the program of a GPU, whose memory is there alone."""
+    from ....dialects.host import program_of
+    from ....passes.manager.pass_manager import run
+    from ....passes.manager.pipelines import default_pipeline, stage_names
+    from ....targets.host.gpu.emit import program_device
+    from ...backend.compile_graph import context
+    from ...opt.run_ir import level_of
+
+    if not isinstance(machine_of(module), Gpu):
+        return module
+    levels, level = stage_names("gpu"), level_of(module)
+    if level == "host" and program_device(program_of(module)) != "cpu":
+        raise ExploreError("the program of a GPU runs on it alone: edit the level tt, or one above")
+    if level in ("nd", "loop", "mem"):
+        first = 0 if level == "nd" else levels.index(level) + 1
+        run(default_pipeline("gpu", stages=levels[first : levels.index("tt") + 1]), module, context())
+    return module
 
 
 def _times(module: ModuleOp, base: ModuleOp) -> dict[str, float]:
