@@ -3,14 +3,18 @@ On interpreted GPUs the same programs are in tests/lowering/mem_to_tt/test_ragge
 
 from __future__ import annotations
 
+from math import prod
+
 import pytest
 import torch
 import torch.nested._internal.sdpa as nested_attention
 import torch.nn.functional as F
 from ragged_programs import PROGRAMS, error, errors_of, errors_of_layer, exact, layer, numbers, offsets
+from support import lower, without_data
 from torch.nn.attention import SDPBackend
 
 import stepwell
+from stepwell.dialects import loop, mem
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("fresh")]
 
@@ -60,6 +64,18 @@ def test_jagged_tensors_of_one_size_that_is_no_number(trains, as_on_a_gpu):
 
     want = exact(*(x.values() for x in heads), at, at, right=0)
     assert error(compiled(attend)(*heads).values(), want) < 1e-6
+
+
+def test_no_scores_are_in_memory():
+    """The CPU keeps them in its cache."""
+
+    def forward(q, k, v, at):
+        return torch.ops.aten._flash_attention_forward(q, k, v, at, at, 900, 900, 0.0, True, False)[:2]
+
+    args = [torch.empty(2048, 4, 64)] * 3 + [torch.empty(5, dtype=torch.int32)]
+    module = lower(forward, *without_data(args, "cpu"), to="mem", target="cpu").module
+    stored = [op.results[0].type for op in module.walk() if isinstance(op, mem.AllocOp)]
+    assert max(prod(n.value for n in loop.shaped_dims(t)) for t in stored) == args[0].numel()
 
 
 def test_other_arguments_are_the_librarys():

@@ -96,8 +96,8 @@ class GpuGatherSums(Pass):
             found = _scatter(nest)
             if found is None:
                 continue
-            terms, added = _terms(found, hints)
-            sums_ns, atomics_ns = _sums_ns(found, terms, gpu), added / gpu.rates.atomics_gs
+            added = size(product(found.loops.values()), hints)
+            sums_ns, atomics_ns = _sums_ns(found, hints, gpu), added / gpu.rates.atomics_gs
             prices = f"(sums {sums_ns / 1e3:.4g} us, atomic operations {atomics_ns / 1e3:.4g} us)"
             if sums_ns > atomics_ns:
                 self.remark(nest, f"added with atomic operations: {prices}", kind="missed")
@@ -156,19 +156,15 @@ def _is_zeros(tensor: SSAValue) -> bool:
     return isinstance(number, FloatAttr) and number.value.data == 0.0
 
 
-def _terms(found: _Scatter, hints: Mapping[str, int]) -> tuple[int, int]:
-    """How many terms all sums have together, and how many additions the scatter has."""
-    solved = found.solved
+def _sums_ns(found: _Scatter, hints: Mapping[str, int], gpu: Gpu) -> float:
+    """The time of the sums: of their comparisons, or of what they read from the cache. Where indices are loaded, a program has one sum."""
+    solved, results = found.solved, size(product(found.result), hints)
     gone = set(found.kept) | ({solved[0]} if solved else set())
-    rest = product([n for index, n in found.loops.items() if index not in gone])
-    return size(product(found.result) * rest, hints), size(product(found.loops.values()), hints)
-
-
-def _sums_ns(found: _Scatter, terms: int, gpu: Gpu) -> float:
-    """The time of the sums: of their comparisons, or of what they read from the cache."""
+    terms = results * size(product([n for index, n in found.loops.items() if index not in gone]), hints)
     width = sum(element_bytes(loop.element_type(op.source.type)) for op in found.body if isinstance(op, loop.LoadOp))
     computed = len(COMPARED) / (gpu.rates.tflops["f32"] * 1e3 / 2)
-    return terms * max(computed, width / gpu.rates.cache_gbs)
+    starts = 0.0 if solved else results * gpu.rates.program_start_us * 1e3 / gpu.resident_programs
+    return terms * max(computed, width / gpu.rates.cache_gbs) + starts
 
 
 def _write(found: _Scatter, symbols: RangeEnv) -> None:
