@@ -24,6 +24,8 @@ from .recorder import Place
 
 DEBOUNCE_SECONDS = 0.2
 """How long the text has to be left alone before it is checked."""
+SHOWN_LINES = 12
+"""Lines of a message that an editor shows above its text."""
 LOWER, RUN = "stepwell.lower", "stepwell.run"
 COMMANDS = (LOWER, RUN)
 """What the editor can ask for by workspace/executeCommand: `lower(uri, target, level)` and `run(uri, line)`, lines from 1."""
@@ -62,8 +64,8 @@ class Server(LanguageServer):
 
     async def analysis(self, uri: str) -> Analysis:
         """That of the text as it is now."""
-        text = self.workspace.get_text_document(uri).source
         async with self._one:
+            text = self.workspace.get_text_document(uri).source  # of several that wait, the later ones find what the first one made
             known = self._found.get(uri)
             if known is None or known[0] != text:
                 known = self._found[uri] = text, await asyncio.to_thread(analyse, text, path_of(uri))
@@ -120,8 +122,10 @@ class Server(LanguageServer):
         return {"uri": file.as_uri(), "text": text}
 
     def say(self, text: str, kind: lsp.MessageType) -> None:
-        """Show a message in the editor."""
-        self.window_show_message(lsp.ShowMessageParams(kind, text))
+        """Show the beginning of a message in the editor; all of it stands in its log."""
+        self.window_log_message(lsp.LogMessageParams(kind, text))
+        lines = text.rstrip().split("\n")
+        self.window_show_message(lsp.ShowMessageParams(kind, "\n".join([*lines[:SHOWN_LINES], *["..."][: len(lines) > SHOWN_LINES]])))
 
 
 def path_of(uri: str) -> str:
