@@ -27,6 +27,7 @@ from ..cost.machine import Gpu, machine_of
 from ..manager.pass_manager import Pass
 from .algebra.rewriter import Rewriter
 from .attention_masks import Mask, softmax_or_zero, without_mask
+from .repeated_heads import without_repeats
 
 TARGET = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 GPU_TARGET = "aten._scaled_dot_product_cudnn_attention.default"
@@ -223,7 +224,7 @@ def gpu_attention(rw: Rewriter, op: nd.MatmulOp) -> SSAValue | None:
 
 def _replaced(rw: Rewriter, op: nd.MatmulOp, found: Attention, build: Callable[..., nd.ExternOp]) -> SSAValue:
     """The value that a call on operands with a batch gives for a product."""
-    operands = [_with_batch(rw, x) for x in (found.query, found.key, found.value)]
+    operands = [_with_batch(rw, x) for x in (found.query, *_shared(found, build is _flash_call))]
     t = tensor_type(operands[0])
     layouts = [LayoutAttr.get(_layout(rw.func, x)) for x in operands]
     causal = found.mask.is_causal
@@ -232,6 +233,17 @@ def _replaced(rw: Rewriter, op: nd.MatmulOp, found: Attention, build: Callable[.
         layouts.append(LayoutAttr.get(strides_contiguous(tensor_type(mask).dims)))
     result = rw.new(build(operands, layouts, t, found.scale, causal))
     return result if tensor_type(op.result).rank == 4 else rw.new(nd.ReshapeOp.new((result,), op.result.type))
+
+
+def _shared(found: Attention, shares: bool) -> tuple[SSAValue, SSAValue]:
+    """Keys and values, without those that heads share (`shares`: the call takes them)."""
+    key, value = (without_repeats(x) if shares else None for x in (found.key, found.value))
+    if key is None or value is None or tensor_type(key).dims[:2] != tensor_type(value).dims[:2]:
+        return found.key, found.value
+    batches, heads = tensor_type(key).dims[:2]
+    whole = tensor_type(found.query).dims
+    takes = batches is whole[0] and heads.value and whole[1].value and whole[1].value % heads.value == 0
+    return (key, value) if takes else (found.key, found.value)
 
 
 def _cudnn_call(operands: Sequence[SSAValue], layouts: Sequence[LayoutAttr], t: TensorType, scale: float, causal: bool) -> nd.ExternOp:

@@ -37,6 +37,7 @@ from ..algebra.rewriter import drop_dead
 from ..attention_masks import LOWEST, is_number
 from ..nd_attention import MIN_CPU_SCORES, keeps_eager_numerics
 from ..products.carried_weights import CarriedWeights, WeighedRows, carried_weights
+from ..repeated_heads import without_repeats
 from .terms import Dims, TermsFunction, four_dims, swapped, swaps
 
 TYPES = (f32, bf16, f16)
@@ -270,7 +271,7 @@ def _by_rows(new: _Inserter, x: SSAValue, turned: bool) -> SSAValue:
 
 def _unrepeated(new: _Inserter, x: SSAValue, batch: Expr, heads: Expr, kind: object) -> SSAValue:
     """A factor as batches, heads, rows, without what heads or batches repeat, in its own type where a cast has widened it."""
-    while (source := _source(x)) is not None:
+    while (source := _widened(x) or without_repeats(x)) is not None:
         x = source
     t = tensor_type(x)
     if t.element_type != kind:
@@ -282,33 +283,12 @@ def _unrepeated(new: _Inserter, x: SSAValue, batch: Expr, heads: Expr, kind: obj
     return new(nd.ReshapeOp.new((x,), t.with_dims((size, product(t.dims[:-2]) if size is ONE else heads, *t.dims[-2:]))))
 
 
-def _source(x: SSAValue) -> SSAValue | None:
-    """What a tensor repeats for batches or for heads, or is a cast of."""
-    op, t = x.owner, tensor_type(x)
-    if isinstance(op, CastOp) and tensor_type(op.input).element_type in TYPES and t.element_type == f32:
-        return op.input
-    if isinstance(op, nd.ExpandOp) and t.rank == tensor_type(op.input).rank == 4:
-        before = tensor_type(op.input).dims
-        return op.input if before[-2:] == t.dims[-2:] and before[1] in (t.dims[1], ONE) else None
-    if not isinstance(op, nd.ReshapeOp) or t.rank != 4:
+def _widened(x: SSAValue) -> SSAValue | None:
+    """What a tensor of float32 is a cast of."""
+    op = x.owner
+    if not isinstance(op, CastOp) or tensor_type(x).element_type != f32:
         return None
-    inner = op.input
-    expand = inner.owner
-    if not isinstance(expand, nd.ExpandOp) or tensor_type(inner).rank != 5:
-        return None
-    before, after = tensor_type(expand.input), tensor_type(inner)
-    repeats = before.rank == 5 and before.dims[2] is ONE and before.dims[1] is after.dims[1] and before.dims[3:] == after.dims[3:]
-    whole = after.dims[3:] == t.dims[2:] and after.dims[0] is t.dims[0]
-    if not repeats or not whole or after.dims[2].value is None or before.dims[0] not in (after.dims[0], ONE):
-        return None
-    dims = (before.dims[0], before.dims[1], *before.dims[3:])
-    source = expand.input.owner
-    if isinstance(source, nd.ReshapeOp) and tensor_type(source.input).dims == dims:
-        return source.input
-    made = nd.ReshapeOp.new((expand.input,), before.with_dims(dims))
-    assert expand.parent is not None
-    expand.parent.insert_op_before(made, expand)
-    return made.result
+    return op.input if tensor_type(op.input).element_type in TYPES else None
 
 
 def _replace(at: Operation, old: SSAValue, value: SSAValue, turned: bool = False) -> None:

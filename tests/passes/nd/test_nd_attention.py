@@ -246,3 +246,17 @@ def test_a_mask_that_is_turned_round_is_no_causal_one():
     args = operands(torch.float32)
     torch.testing.assert_close(calls(anti, *args)[0], anti(*args))
     torch.testing.assert_close(calls(filled, *args)[0], filled(*args))
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_heads_that_share_keys_are_not_repeated(rows):
+    """Decoding, and a prompt: keys and values go into the call as they lie in their cache."""
+
+    def fn(q, k, v):
+        k, v = (x.repeat_interleave(4, 1) for x in (k, v))
+        return torch.softmax(q @ k.mT * 0.2, -1) @ v
+
+    q, k, v = torch.randn(2, 8, rows, 32), torch.randn(2, 2, 400, 32), torch.randn(2, 2, 400, 32)
+    (graph,) = stepwell.explain(fn, q, k, v).graphs
+    assert [s.kind for s in graph.steps] == ["call"]
+    check_errors(torch.compile(fn, backend="stepwell")(q, k, v), fn(q, k, v), fn, (q, k, v))
