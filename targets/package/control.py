@@ -29,16 +29,26 @@ def control_of(record: ObjectRecord, program: Callable[[BodyRecord], Program]) -
 
 def _body(one: BodyRecord, program: Callable[[BodyRecord], Program]) -> Body:
     results = tuple((kind, decode_leaf(of)) for kind, of in one.results)
-    return Body(program(one) if one.program else no_results, one.strides, results)
+    made = program(one) if one.program else no_results
+    counts = {"operand": len(one.strides), "result": made.count if isinstance(made, BodyProgram) else 0}
+    for kind, of in results:
+        if kind != "constant" and not (kind in counts and type(of) is int and 0 <= of < counts[kind]):
+            raise PackageError(f"a subgraph '{one.program}' has no {kind} {of}")
+    return Body(made, one.strides, results)
 
 
 class BodyProgram:
-    """The program of a subgraph, called with the values of its placeholders."""
+    """The program of a subgraph, called with the values of its placeholders. count: how many results it has. PackageError where its parts
+    do not fit."""
 
     def __init__(self, one: BodyRecord, record: ProgramRecord, run: Callable[[list[Any]], Sequence[Any]]):
         self._run = run
         self._inputs = [source.index for source in record.sources]
         self._symbols = one.symbols
+        self.count = len(record.results)
+        places = [*self._inputs, *self._symbols.values()]
+        if len(self._inputs) != record.arguments or any(not 0 <= k < len(one.strides) for k in places):
+            raise PackageError(f"the operands of subgraph '{one.program}' are not those of its program")
         self._makers = [_maker(result.kind, result.index, result.value) for result in record.results]
         self._plain = all(result.kind == "result" and result.index == k for k, result in enumerate(record.results))
 

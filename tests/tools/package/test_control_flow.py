@@ -88,19 +88,28 @@ def test_programs_are_compiled_for_another_target(branches, tmp_path):
     torch.testing.assert_close(stepwell.load(tmp_path / "b.stepwell")(x), stepwell.load(branches)(x))
 
 
-def test_programs_that_call_themselves_or_nothing_known_are_refused(branches):
-    for change, message in (({"program": "forward.1"}, "calls itself"), ({"program": "forward.9"}, "no section program 'forward.9'")):
-        sections = []
-        with open_package(branches) as file:
-            for section in file.index.sections:
-                content = bytes(file.bytes_of(section))
-                if section.kind == "program" and section.name == "forward.1":
-                    record = json.loads(content)
-                    record["objects"] = [{"kind": "control", "name": "Body", "bodies": [{"strides": [], "results": [], **change}]}]
-                    content = json.dumps(record).encode()
-                sections.append((section, content))
-        with pytest.raises(PackageError, match=message):
-            load_file(read_package(b"".join(packed(sections, {}, "0"))))
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"program": "forward.1"}, "calls itself"),
+        ({"program": "forward.9"}, "no section program 'forward.9'"),
+        ({"program": "forward.2"}, "the operands of subgraph 'forward.2' are not those of its program"),
+        ({"program": "forward.2", "strides": [None] * 9, "results": [["result", 1]]}, "a subgraph 'forward.2' has no result 1"),
+        ({"program": "", "results": [["operand", 0]]}, "a subgraph '' has no operand 0"),
+        ({"program": "", "results": [["gift", 0]]}, "a subgraph '' has no gift 0"),
+    ],
+)
+def test_programs_that_do_not_fit_who_calls_them_are_refused(body, message, branches):
+    control = {"kind": "control", "name": "Body", "bodies": [{"strides": [], "results": [], **body}]}
+    sections = []
+    with open_package(branches) as file:
+        for section in file.index.sections:
+            content = bytes(file.bytes_of(section))
+            if section.kind == "program" and section.name == "forward.1":
+                content = json.dumps({**json.loads(content), "objects": [control]}).encode()
+            sections.append((section, content))
+    with pytest.raises(PackageError, match=message):
+        load_file(read_package(b"".join(packed(sections, {}, "0"))))
 
 
 def test_an_object_that_no_file_can_hold():
