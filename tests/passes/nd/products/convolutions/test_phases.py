@@ -134,6 +134,7 @@ def test_results_by_rows_are_put_in_order_by_what_follows():
     torch.testing.assert_close(run_loop(module, args, [], [])[0], function(*args), rtol=4e-2, atol=4e-2)
 
 
+@pytest.mark.spread
 def test_one_pixel_is_a_matrix_times_a_vector():
     function, args = up(stride=2, padding=1), (last(1, 16, 1, 1), WEIGHT, rows(24))
     module = lower(function, *args, nd_library_products=FOUND).module
@@ -151,6 +152,22 @@ def test_sizes_that_are_symbols():
     assert kernels(found.module)[2] == 0
     for sizes in ((2, 16, 5, 6), (3, 16, 4, 7), (0, 16, 5, 6)):
         x = last(*sizes)
+        (got,) = run_loop(found.module, [x], found.constants, found.objects)
+        torch.testing.assert_close(got, function(x), rtol=4e-2, atol=4e-2)
+
+
+@pytest.mark.long
+def test_signals_whose_length_is_a_symbol():
+    """Down to one element; by rows, so that images and results are put in order."""
+    narrow, wide = rows(24, 16, 3, scale=0.3), rows(24, 16, 4, scale=0.3)
+
+    def function(x):
+        return F.gelu(F.conv_transpose1d(F.relu(F.conv1d(x, narrow, padding=1)), wide, stride=2, padding=1))
+
+    found = lower(function, rows(2, 16, 33), mode="symbolic", nd_library_products=FOUND)
+    assert kernels(found.module)[2] == 0
+    for sizes in ((2, 16, 33), (3, 16, 7), (1, 16, 1), (0, 16, 5)):
+        x = rows(*sizes)
         (got,) = run_loop(found.module, [x], found.constants, found.objects)
         torch.testing.assert_close(got, function(x), rtol=4e-2, atol=4e-2)
 
