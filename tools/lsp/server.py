@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+from uuid import uuid4
 
 from lsprotocol import types as lsp
 from pygls.lsp.server import LanguageServer
@@ -58,9 +60,13 @@ class Server(LanguageServer):
         try:
             self.start_io()
         finally:
-            self.runner.close()
-            if self._folder is not None:
-                self._folder.cleanup()
+            self.close()
+
+    def close(self) -> None:
+        """End what still runs, and remove the files that were shown."""
+        self.runner.close()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     async def analysis(self, uri: str) -> Analysis:
         """That of the text as it is now."""
@@ -120,6 +126,21 @@ class Server(LanguageServer):
         else:
             self.say(f"written to {file}", lsp.MessageType.Info)
         return {"uri": file.as_uri(), "text": text}
+
+    @asynccontextmanager
+    async def progress(self, title: str) -> AsyncIterator[None]:
+        """Let the editor show that something runs, where it can."""
+        window = self.client_capabilities.window
+        if window is None or not window.work_done_progress:
+            yield
+            return
+        token = str(uuid4())
+        await self.work_done_progress.create_async(token)
+        self.work_done_progress.begin(token, lsp.WorkDoneProgressBegin(title))
+        try:
+            yield
+        finally:
+            self.work_done_progress.end(token, lsp.WorkDoneProgressEnd())
 
     def say(self, text: str, kind: lsp.MessageType) -> None:
         """Show the beginning of a message in the editor; all of it stands in its log."""
@@ -221,7 +242,8 @@ async def _run(server: Server, uri: str, line: int) -> dict[str, str] | None:
 async def _shown(server: Server, name: str, make: Callable[..., str], *arguments: Any) -> dict[str, str] | None:
     """Show what a function gives; None, and a message, where it fails or gives nothing."""
     try:
-        text = await asyncio.to_thread(make, *arguments)
+        async with server.progress(f"stepwell: {name}"):
+            text = await asyncio.to_thread(make, *arguments)
     except LanguageServerError as error:
         server.say(str(error), lsp.MessageType.Error)
         return None

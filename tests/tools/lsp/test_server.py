@@ -13,7 +13,7 @@ pytest.importorskip("pygls", reason="pygls is not installed (the extra 'lsp')")
 from lsprotocol import types as lsp  # noqa: E402
 from pygls.lsp.client import LanguageClient  # noqa: E402
 
-from stepwell.tools.lsp.server import COMMANDS, LOWER, RUN  # noqa: E402
+from stepwell.tools.lsp.server import COMMANDS, LOWER, RUN, Server, _shown, path_of  # noqa: E402
 
 SECONDS = 60.0
 NORM = (Path(__file__).resolve().parents[3] / "docs/examples/norm.mlir").read_text()
@@ -29,6 +29,7 @@ class Editor:
         self.client = LanguageClient("editor", "1")
         self.said: list[lsp.ShowMessageParams] = []
         self.shown: list[str] = []
+        self.progress: list[str] = []
         self.messages: dict[str, lsp.PublishDiagnosticsParams] = {}
         self.told = asyncio.Event()
         self.version = 0
@@ -47,12 +48,21 @@ class Editor:
             self.shown.append(params.uri)
             return lsp.ShowDocumentResult(True)
 
+        @self.client.feature(lsp.WINDOW_WORK_DONE_PROGRESS_CREATE)
+        def _(params):
+            return None
+
+        @self.client.feature(lsp.PROGRESS)
+        def _(params):
+            self.progress.append(params.value["kind"] if isinstance(params.value, dict) else params.value.kind)
+
     def wait(self, work):
         return self.loop.run_until_complete(asyncio.wait_for(work, SECONDS))
 
     def start(self):
         self.wait(self.client.start_io(sys.executable, "-m", "stepwell", "lsp"))
-        able = lsp.ClientCapabilities(window=lsp.WindowClientCapabilities(show_document=lsp.ShowDocumentClientCapabilities(True)))
+        window = lsp.WindowClientCapabilities(show_document=lsp.ShowDocumentClientCapabilities(True), work_done_progress=True)
+        able = lsp.ClientCapabilities(window=window)
         answer = self.wait(self.client.initialize_async(lsp.InitializeParams(able, root_uri=self.folder.as_uri())))
         self.client.initialized(lsp.InitializedParams())
         return answer
@@ -193,6 +203,7 @@ def test_actions_lower_and_run(editor):
     next_level = commands["Run to the next level: loop (cpu)"]
     found = editor.command(next_level.command, *next_level.arguments)
     assert "loop.nest" in found["text"] and editor.shown[-1] == found["uri"] and found["uri"].endswith("run.loop.mlir")
+    assert editor.progress == ["begin", "end"]
     run = commands["Run: opt-tool %s -p nd-canonicalize | filecheck %s"]
     assert editor.command(run.command, *run.arguments) is None
     assert editor.said[-1].message == "The RUN line passes." and editor.said[-1].type == lsp.MessageType.Info
@@ -202,3 +213,17 @@ def test_actions_lower_and_run(editor):
     assert editor.command(LOWER, uri, "cpu", "nowhere") is None
     assert editor.said[-1].message == "there is no level 'nowhere' of a target 'cpu'"
     editor.close(uri)
+
+
+def test_an_editor_that_opens_no_files_is_told_where_they_lie(monkeypatch):
+    server, said = Server(), []
+    monkeypatch.setattr(Server, "client_capabilities", lsp.ClientCapabilities())
+    monkeypatch.setattr(server, "window_show_message", said.append)
+    monkeypatch.setattr(server, "window_log_message", lambda params: None)
+    found = asyncio.run(_shown(server, "x.loop.mlir", lambda: "the text"))
+    assert found["text"] == "the text" and Path(path_of(found["uri"])).read_text() == "the text"
+    assert said[-1].message == f"written to {path_of(found['uri'])}"
+    server.say("\n".join(map(str, range(40))), lsp.MessageType.Error)
+    assert said[-1].message.endswith("10\n11\n...")
+    server.close()
+    assert not Path(path_of(found["uri"])).exists()
