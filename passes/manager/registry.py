@@ -17,6 +17,7 @@ OURS: dict[str, str] = {
     "apply-pdl": "tools.rewrite.apply_pdl:ApplyPdl",
     "nd-to-loop": "lowering.nd_to_loop:NdToLoop",
     "loop-to-mem": "lowering.loop_to_mem:LoopToMem",
+    "attention-expand": "targets.cpu.select.attention_expand:AttentionExpand",
     "attention-select": "targets.cpu.select.attention_select:AttentionSelect",
     "contract-select": "targets.cpu.select.contract_select:ContractSelect",
     "mem-to-cpu": "lowering.mem_to_cpu:MemToCpu",

@@ -82,15 +82,20 @@ def prefer_own_gemm(m: int, n: int, k: int, dtype: str = "f32", trans_a: bool = 
     return relative_speed(m, n, k, dtype, trans_a, trans_b) >= (MIN_FUSED_SPEED_SHARE if fused else MIN_SPEED_SHARE)
 
 
+def are_few_queries(queries: int) -> bool:
+    """Whether each key is read about once, so that packing keys costs more than it saves."""
+    return queries < 3
+
+
 def prefer_own_attention(queries: int, keys: int, depth: int, dtype: str = "f32", isa: Isa | None = None) -> bool:
     """Whether generated code should compute attention (`attention.py`) on this machine, and not torch's flash
     attention.
 
-    One or two queries read each key about once, and packing the keys costs more than that. Without the matrix unit bfloat is computed in
+    Without the matrix unit bfloat is computed in
     floats, so that torch is ahead where its products run on instructions made for them.
     """
     isa = isa or isa_for(target())
-    if depth > DEPTH_MAX or queries < 3 or isa.name in ("generic", "neon"):
+    if depth > DEPTH_MAX or are_few_queries(queries) or isa.name in ("generic", "neon"):
         return False
     if dtype == "bf16" and isa.bf16_dot:
         return queries * keys <= 64 * 64

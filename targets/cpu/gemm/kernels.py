@@ -133,10 +133,6 @@ def dot_kernel(shape: Shape, name: str, rows: int, columns: int) -> str:
     return f.text()
 
 
-SUMS_IN_FLIGHT = 8
-"""Vectors of sums that a few rows are spread over, so that multiplications do not wait for one another."""
-
-
 def _dot_sums(f: Function, shape: Shape, a_rows: list[str], b_rows: list[str]) -> list[str]:
     """For each row of A and of B a vector of partial sums."""
     vec, chunk = vector(shape.lanes, LLVM_TYPE[shape.spec.acc]), shape.lanes * shape.k_unit
@@ -144,7 +140,7 @@ def _dot_sums(f: Function, shape: Shape, a_rows: list[str], b_rows: list[str]) -
     cells = rows * columns + (columns if shape.is_shifted else 0)
     shift = flip_signs(f, "zeroinitializer", shape.lanes) if shape.is_shifted else ""
     a_type = {"bf16": "bf16", "i8": "i8"}.get(shape.unit, shape.spec.acc)
-    copies = max(SUMS_IN_FLIGHT // (rows * columns), 1)
+    copies = max(shape.isa.sums_in_flight // (rows * columns), 1)
     chunks = max(shape.isa.vector_bytes // (chunk * shape.b_element), copies)
     whole = f.mul(f.div("%k", chunks * chunk), chunks * chunk)
 

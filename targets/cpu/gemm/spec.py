@@ -41,6 +41,8 @@ class Isa:
     """vpdpbusd: four unsigned bytes times four signed ones, added to an i32."""
     f16_convert: bool = True
     """half to float in hardware."""
+    sums_in_flight: int = 8
+    """Vectors of sums that a few dot products are spread over, so that multiplications do not wait for one another."""
     cache_block: int = 384 * 1024
     """Bytes of packed B worked on at a time; stays in the second-level cache."""
 
