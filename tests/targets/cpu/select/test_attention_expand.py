@@ -52,11 +52,18 @@ def test_heads_that_share_keys(dtype):
 
 
 def test_keys_of_any_number():
-    for keys in (1, 7, 300):
-        q, k, v = operands(torch.bfloat16, 1, keys)
-        for x in (k, v) if keys > 1 else ():
-            torch._dynamo.mark_dynamic(x, 2)
-        assert expanded(q, k, v) == 1
+    def fn(q, both):
+        return attend(q, both[0], both[1])
+
+    torch._dynamo.reset()
+    stepwell.reset_counters()
+    run = torch.compile(fn, backend="stepwell")
+    for keys in (300, 7, 20):
+        q, both = torch.randn(2, 4, 1, 32).bfloat16(), torch.randn(2, 2, 4, keys, 32).bfloat16()
+        torch._dynamo.mark_dynamic(both, 3)
+        want = fn(q.double(), both.double())
+        torch.testing.assert_close(run(q, both).double(), want, rtol=8e-3, atol=8e-3)
+    assert stepwell.counters["graphs"] == stepwell.counters["passes"]["attention-expand"]["num-expanded"] == 1
 
 
 def test_a_causal_mask_and_gradients_stay_with_the_call():
