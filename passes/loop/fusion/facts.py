@@ -204,7 +204,7 @@ class NestFacts:
 
     def whole_users(self, tensor: SSAValue) -> list[Operation]:
         """Uses of a tensor other than loads in nests: they need it in memory."""
-        return [u.operation for u in tensor.uses if type(u.operation) is not loop.LoadOp]
+        return [u.operation for u in tensor.uses if type(u.operation) is not loop.LoadOp or _is_in_epilogue(u.operation)]
 
     def cannot_inline(self, info: NestInfo) -> str:
         """Why a nest cannot be computed where it is read; "" if it can."""
@@ -339,3 +339,11 @@ def _captured_scalars(ops: Iterable[Operation]) -> dict[Operation, list[SSAValue
                 if isinstance(user, loop.NestOp):
                     found.setdefault(user, []).append(value)
     return found
+
+
+def _is_in_epilogue(op: Operation) -> bool:
+    """Whether an operation of a body belongs to a contraction, with which no nest is fused."""
+    around = op.parent_op()
+    while around is not None and not isinstance(around, loop.NestOp | loop.ContractOp):
+        around = around.parent_op()
+    return isinstance(around, loop.ContractOp)
