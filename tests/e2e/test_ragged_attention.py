@@ -66,6 +66,15 @@ def test_jagged_tensors_of_one_size_that_is_no_number(trains, as_on_a_gpu):
     assert error(compiled(attend)(*heads).values(), want) < 1e-6
 
 
+@pytest.mark.parametrize(("queries", "keys"), [((0,), (0,)), ((3,), (0,)), pytest.param((0,), (3,), marks=pytest.mark.long)])
+def test_nothing_to_see(queries, keys):
+    """Without keys all is 0."""
+    leaves = [numbers(sum(n), 2, 16).requires_grad_() for n in (queries, keys, keys)]
+    out = compiled(PROGRAMS["plain"].function)(*leaves, offsets(queries), offsets(keys))
+    grads = torch.autograd.grad(out, leaves, torch.ones_like(out))
+    assert [x.shape for x in grads] == [x.shape for x in leaves] and all(x.abs().sum() == 0 for x in (out, *grads))
+
+
 def test_no_scores_are_in_memory():
     """The CPU keeps them in its cache."""
 

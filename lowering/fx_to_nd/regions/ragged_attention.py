@@ -109,7 +109,7 @@ def _heads(x: Tensor, query: Tensor) -> Tensor:
 
 def _shared(x: Tensor, key: Tensor) -> Tensor:
     """(keys, heads of the keys, columns): the sums over the heads that share them."""
-    return torch.sum(x.view(key.shape[1], -1, *x.shape[1:]), 1).transpose(0, 1)
+    return torch.sum(x.view(key.shape[1], x.shape[0] // key.shape[1], *x.shape[1:]), 1).transpose(0, 1)
 
 
 def _numbers(x: Tensor, like: Tensor) -> Tensor:
