@@ -144,7 +144,7 @@ class _SizesAsSaid(torch.fx.Interpreter):
         if isinstance(result, torch.Tensor) and isinstance(said, torch.Tensor):
             wrong = [k for k, size in enumerate(said.shape) if isinstance(size, int) and size != result.shape[k]]
             if wrong:
-                raise StepwellError(f"the fake kernel of {n.target} says {tuple(said.shape)}; it is {tuple(result.shape)}")
+                raise WrongProgram(f"the fake kernel of {n.target} says {tuple(said.shape)}; it is {tuple(result.shape)}")
         return result
 
 

@@ -54,7 +54,7 @@ class ContractEpilogue(Pass):
                 if region.taken:
                     self.remark(contract, f"computes {len(region.taken)} operations on its sums", kind="applied")
                     self.statistic("num-fused", len(region.taken))
-                    region.fuse()
+                    position[region.fuse()] = position[contract]
 
 
 def _takes_epilogue(op: loop.ContractOp) -> bool:
@@ -167,7 +167,7 @@ class _Region:
 
     # ---- the rewrite
 
-    def fuse(self) -> None:
+    def fuse(self) -> loop.ContractOp:
         """One contraction in the place of the old one and the nests taken."""
         old, last = self.contract, self.taken[-1].nest
         block = old.parent
@@ -195,6 +195,7 @@ class _Region:
             op.erase()
         for made in empties:
             loop.drop_empty(made)
+        return new
 
     def _hand_on(self, tensor: SSAValue, new: loop.ContractOp) -> None:
         """Have those who read `tensor` read the result of the contraction: accesses at its rows and columns, others a view."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-PIPELINE = "stepwell-cpu{to=loop},loop-to-mem,mem-pad-strides{%s},mem-plan,loop-schedule,contract-select{force=%s},stepwell-cpu{from=cpu}"
+PIPELINE = "stepwell-cpu{to=loop},loop-to-mem,mem-term-blocks,mem-pad-strides{%s},mem-plan,loop-schedule,contract-select{force=%s},stepwell-cpu{from=cpu}"
 
 
 def softmax_of_columns(x, w):
@@ -61,6 +61,6 @@ def test_a_batch_of_rows_keeps_its_order(opt_tool):
       }
       func.return %y : !nd.tensor<6 x 4 x f32>
     }"""
-    ran = opt_tool("-", "-p", "loop-to-mem,mem-pad-strides{always=true}", stdin=text)
+    ran = opt_tool("-", "-p", "loop-to-mem,mem-term-blocks,mem-pad-strides{always=true}", stdin=text)
     assert ran.code == 0, ran.err
     assert "!mem.buffer<6 x 4 x 1024 x f32, [4160, 1040, 1]>" in ran.out
