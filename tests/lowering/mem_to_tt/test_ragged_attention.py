@@ -133,3 +133,19 @@ def test_documents_and_experts_have_the_same_loops():
     assert ragged(lower(experts, *without_data(sizes, "cpu"), to="mem", **replaced).module)
     assert ragged(lower(forward, *large(forward), to="mem").module) == 1
     assert ragged(lower(backward, *large(backward), to="mem").module) == 2
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
+@pytest.mark.parametrize("function", [forward, backward])
+def test_triton_compiles_it(function, target):
+    pytest.importorskip("triton", reason="Triton is not installed (the extra 'gpu')")
+    from xdsl.dialects.builtin import ModuleOp
+
+    from stepwell.dialects.tt.structure import FuncOp
+    from stepwell.targets.triton.compile import compile_kernels
+    from stepwell.targets.triton.gpu import gpu_target
+
+    module = lower(function, *large(function), machine=target).module
+    kernels = [ModuleOp([k.clone()]) for k in module.ops if isinstance(k, FuncOp) and k.is_kernel]
+    for built in compile_kernels(kernels, gpu_target(target)):
+        assert isinstance(built.code, bytes) and built.code.startswith(b"\x7fELF")
