@@ -38,6 +38,9 @@ class GemmOp(QuickOp):
     that are added to every row) and then i64: M, N, K, the strides of rows lda, ldb, ldc, the batch, and
     the strides of the batch for A, B, C. With `accumulate` the product is added to C, which is f32 or f64.
 
+    With `windows` rows of A are windows of an image, read where they lie, and lda is ignored. Their numbers come behind the other arguments
+    (passes/analysis/accesses/windows.py): run, taps, outer, inner, count0, step0, count1, step1, count2, step2, step3.
+
     With `epilogue` the kernel of that name is called for each rectangle of C that is finished, from any thread. `passed` says for each of
     its arguments what it gets: the first `row` or `column` of the rectangle, the number of its `rows` or `columns`, or what is `given` to
     this function behind its own arguments, in order. C is of the accumulator's type then, f32 or f64.
@@ -54,6 +57,7 @@ class GemmOp(QuickOp):
     accumulate = opt_prop_def(UnitAttr)
     epilogue = opt_prop_def(FlatSymbolRefAttrConstr)
     passed = opt_prop_def(ArrayAttr)
+    windows = opt_prop_def(UnitAttr)
     traits = traits_def(SymbolOpInterface())
     irdl_options = (ParsePropInAttrDict(),)
     assembly_format = "$sym_name attr-dict"
@@ -70,13 +74,13 @@ class GemmOp(QuickOp):
     @staticmethod
     def make(
         name: str, dtype: str, out: str, trans_a: bool, trans_b: bool, bias: bool = False, accumulate: bool = False, rhs: str = "",
-        epilogue: str = "", passed: Sequence[str] = (),
+        epilogue: str = "", passed: Sequence[str] = (), windows: bool = False,
     ) -> GemmOp:  # fmt: skip
         """The declaration of one kind of multiplication."""
         properties = {"sym_name": StringAttr(name), "dtype": StringAttr(dtype), "out": StringAttr(out)}
         if rhs and rhs != FACTORS[dtype][0]:
             properties["rhs"] = StringAttr(rhs)
-        wanted = (("trans_a", trans_a), ("trans_b", trans_b), ("bias", bias), ("accumulate", accumulate))
+        wanted = (("trans_a", trans_a), ("trans_b", trans_b), ("bias", bias), ("accumulate", accumulate), ("windows", windows))
         flags: dict[str, Attribute] = {key: UnitAttr() for key, on in wanted if on}
         if epilogue:
             flags |= {"epilogue": SymbolRefAttr(epilogue), "passed": ArrayAttr([StringAttr(what) for what in passed])}

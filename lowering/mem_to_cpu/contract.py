@@ -33,6 +33,7 @@ from ...dialects.nd.base import IntsAttr
 from ...dialects.nd.call_args import Arg, Call, CallAttr
 from ...dialects.nd.types import element_bytes, ui8
 from ...dialects.support.replace import replace_op
+from ...passes.analysis.accesses.windows import Windows, windows_of
 from ...passes.manager.errors import PassError
 from ..nest.indices import Indices
 from ..nest.product_epilogue import RECTANGLE, epilogue_nest, has_epilogue, plain_product, scheduled
@@ -53,6 +54,8 @@ class Matrix:
     row: Expr
     column: Expr
     start: Expr = ZERO
+    windows: Windows | None = None
+    """Where the rows are windows of an image, how to find them; then the strides say nothing."""
 
     @property
     def dtype(self) -> Attribute:
@@ -115,16 +118,26 @@ def recognise(op: loop.ContractOp) -> Product | None:
     target = IndexMap(rank, tuple(store.index_map.apply([dim(p) for p in places])))
     a, b = strides_of(op.lhs, op.lhs_map.data, rank + 1), strides_of(op.rhs, op.rhs_map.data, rank + 1)
     c = strides_of(op.outs[0], target, rank)
+    windows = _windows(op) if a is None and rank == 2 and not accumulate else None
+    if windows is not None:
+        a = [ZERO, ZERO, ONE, windows.start]
     if a is None or b is None or c is None or a[rank - 1] is not ZERO or b[rank - 2] is not ZERO:
         return None
     sizes = op.loop_sizes
     return Product(
         sizes[:-2], sizes[-2], sizes[-1], op.depth.data,
-        Matrix(op.lhs, tuple(a[: rank - 2]), a[rank - 2], a[rank], a[-1]),
+        Matrix(op.lhs, tuple(a[: rank - 2]), a[rank - 2], a[rank], a[-1], windows),
         Matrix(op.rhs, tuple(b[: rank - 2]), b[rank], b[rank - 1], b[-1]),
         Matrix(op.outs[0], tuple(c[: rank - 2]), c[rank - 2], c[rank - 1], c[-1]),
         bias, accumulate,
     )  # fmt: skip
+
+
+def _windows(op: loop.ContractOp) -> Windows | None:
+    """The windows that the left factor is made of, if it is."""
+    t = op.lhs.type
+    assert isinstance(t, mem.BufferType)
+    return windows_of(op.lhs_map.data, op.loop_sizes[0], op.depth.data, t.stride_exprs)
 
 
 def _bias(op: loop.ContractOp, store: loop.StoreOp) -> Matrix | None:
@@ -189,6 +202,8 @@ def _leading(x: Matrix, transposed: bool, rows: Expr, columns: Expr) -> Expr:
 def row_major(p: Product) -> Product:
     """The product with the columns of C next to each other: C itself, or its transpose (B^T A^T). A single column becomes a row: the
     generated function takes rows of sums, so that a matrix times a vector runs along the rows of the matrix."""
+    if p.a.windows is not None:
+        return p
     column = p.n is ONE and p.m is not ONE and p.c.row is ONE and p.bias is None
     if column or _transposed(p.c, p.m, p.n):
         a, b, c = (replace(x, row=x.column, column=x.row) for x in (p.b, p.a, p.c))
@@ -201,6 +216,8 @@ def transposed(p: Product) -> tuple[bool, bool] | None:
     """(trans_a, trans_b) of the generated function that computes `p` as its operands lie; None when there is none."""
     p = row_major(p)
     trans_a, trans_b = _transposed(p.a, p.m, p.k), _transposed(p.b, p.k, p.n)
+    if p.a.windows is not None and _transposed(p.c, p.m, p.n) is not False:
+        return None
     dtype, out = DTYPES.get(p.a.dtype), DTYPES.get(p.c.dtype)
     if trans_a is None or trans_b is None or _transposed(p.c, p.m, p.n) is None or dtype is None or out is None:
         return None
@@ -309,10 +326,11 @@ class ContractLowering:
             return None  # the sums are not of the type of C
         trans_a, trans_b = layout
         kernel, passed = (epilogue.kernel, epilogue.passed) if epilogue is not None else ("", ())
-        kind = GemmOp.make("", dtype, out, trans_a, trans_b, p.bias is not None, p.accumulate, rhs, kernel, passed)
+        kind = GemmOp.make("", dtype, out, trans_a, trans_b, p.bias is not None, p.accumulate, rhs, kernel, passed, p.a.windows is not None)
         name = self._function(kind)
         matrices = (p.a, p.b, p.c) if p.bias is None else (p.a, p.b, p.c, p.bias)
         key = (name, p.batch, p.m, p.n, p.k, *((x.batch, x.row, x.column, x.start) for x in matrices))
+        key += p.a.windows.numbers if p.a.windows is not None else ()
         kernel = self.kernels.get(key)
         found = {s for e in _flat(key) for s in free_syms(e)} | set(epilogue.symbols if epilogue is not None else ())
         symbols = sorted(found, key=lambda s: s.name)
@@ -330,6 +348,7 @@ class ContractLowering:
         dtype, out = kind.dtype.data, kind.out.data
         name = f"gemm_{dtype}{'_' + out if out != dtype else ''}{'_by_' + kind.rhs.data if kind.rhs is not None else ''}"
         name += f"_{'t' if kind.trans_a is not None else 'n'}{'t' if kind.trans_b is not None else 'n'}"
+        name += "_windows" if kind.windows is not None else ""
         name += ("_bias" if kind.bias is not None else "") + ("_add" if kind.accumulate is not None else "")
         if kind.epilogue is not None and kind.passed is not None:
             turned = kind.passed.data.index(StringAttr("row")) > kind.passed.data.index(StringAttr("column"))
@@ -345,7 +364,7 @@ class ContractLowering:
     def _library(self, op: loop.ContractOp) -> list[Operation]:
         """ATen's matmul on views of the buffers, into the out."""
         p = recognise(op)
-        if p is None:
+        if p is None or p.a.windows is not None:
             what = "only matrix products reach this pass: operands accessed with strides, a body that stores the accumulator once, alone"
             raise PassError(f"{what} or plus a bias, or adds it to the out (contract-expand makes nests of the rest)", op=op)
         views: list[Operation] = []
@@ -437,6 +456,8 @@ def _wrapper(
         value(_leading(p.a, trans_a, p.m, p.k)), value(_leading(p.b, trans_b, p.k, p.n)), value(_leading(p.c, False, p.m, p.n)),
     ]  # fmt: skip
     arguments = [*pointers, value(p.m), value(p.n), value(p.k), *leading, batch, *strides]
+    if p.a.windows is not None:
+        arguments += [value(e) for e in p.a.windows.numbers]
     if epilogue is not None:
         arguments += block.args[len(matrices) : first]
         arguments += [table[s] for s in epilogue.symbols]

@@ -18,6 +18,7 @@ from ...dialects.nd.call_args import UNDEFINED, Arg, Call, CallAttr
 from ...dialects.nd.pointwise import CONTRACT, OPS, PARTLY_ROUNDED, PREDICATES, ROUNDED, BitcastOp, CastOp, CmpOp, FmaOp, MapOp, SelectOp
 from ...dialects.nd.types import LOW_PRECISION, UNSIGNED, compute_type, is_float, tensor_type
 from ...dialects.support.create import create
+from ...passes.analysis.accesses.windows import WINDOWS
 from ...passes.analysis.reduction_kinds import unscaled
 from ...passes.loop.repeats.repeat_find import INLINE
 from ...passes.loop.transform.body import Body
@@ -460,8 +461,8 @@ def _matmul(low: Lowering, op: nd.MatmulOp) -> None:
         sizes += parts
     (*batch, m, n), k = index, dim(len(sizes))
     lhs, rhs = (
-        _contract_operand(low, x, IndexMap(len(sizes) + 1, (*batch, *at)), sizes)
-        for x, at in ((op.lhs, (m, k)), (op.rhs, (k, n)))
+        _contract_operand(low, x, IndexMap(len(sizes) + 1, (*batch, *at)), sizes, divided)
+        for x, at, divided in ((op.lhs, (m, k), WINDOWS in op.attributes), (op.rhs, (k, n), False))
     )
     contract = loop.ContractOp.build_contract(sizes, depth, lhs, rhs, [low.empty(t)], compute_type(t.element_type))
     body = Body(contract.block, sizes, low.symbols, None)
@@ -492,11 +493,16 @@ def _divisions(e: Expr) -> list[FloorDiv | Mod]:
     return found + [d for inner in children(e) if inner.has_div for d in _divisions(inner)]
 
 
-def _contract_operand(low: Lowering, x: SSAValue, access: IndexMap, sizes: Sequence[Expr]) -> tuple[SSAValue, IndexMap]:
-    """A tensor and the map of a contraction's indices (over `sizes`, then the depth) into it; views are absorbed when they stay linear."""
+def _contract_operand(
+    low: Lowering, x: SSAValue, access: IndexMap, sizes: Sequence[Expr], divided: bool = False
+) -> tuple[SSAValue, IndexMap]:
+    """A tensor and the map of a contraction's indices (over `sizes`, then the depth) into it; views are absorbed when they stay linear.
+    `divided`: the operand is a view, and is absorbed as it is: windows."""
+    ranges = {**low.symbols, **{dim(k): Range.of_size(s) for k, s in enumerate(sizes)}}
+    if divided and isinstance(x.owner, nd.IndexViewOp):
+        return low.tensor(x.owner.input), x.owner.map.data.compose(access).simplify(RangeEnv(ranges))
     value = low.values[x]
     if isinstance(value.root, SSAValue) and tensor_type(value.root).element_type == tensor_type(x).element_type:
-        ranges = {**low.symbols, **{dim(k): Range.of_size(s) for k, s in enumerate(sizes)}}
         seen = value.map.compose(access).simplify(RangeEnv(ranges))
         if not any(e.has_div for e in seen.results):
             return value.root, seen

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from ..analysis.accesses.windows import MAX_TAP_DIGITS
 from .machine.prices import prices
 
 
@@ -17,6 +19,10 @@ class Convolution:
     result: tuple[int, ...]
     groups: int
     transposed: bool
+    few_taps: bool
+    """Whether a product can read its windows where they lie (passes/analysis/accesses/windows.py): few loops run over one."""
+    known_places: bool
+    """Whether the numbers of places of the result are no symbols."""
     element_bytes: int
     """Of a floating point number; 0 for other types."""
 
@@ -24,6 +30,11 @@ class Convolution:
     def is_depthwise(self) -> bool:
         """Whether each output channel has an input channel of its own."""
         return self.groups > 1 and self.weight[0] == self.groups and self.weight[1] == 1
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether each pixel of the result is a product of one pixel of the image, in the same order."""
+        return self.groups == 1 and prod(self.weight[2:]) == 1 and self.image[2:] == self.result[2:]
 
     @property
     def moved_bytes(self) -> int:
@@ -73,5 +84,10 @@ def computed_here(c: Convolution) -> bool:
     """Whether a convolution of float32 costs less as code of ours."""
     if c.transposed or c.element_bytes != 4 or 0 in (*c.image, *c.weight, *c.result):
         return False
-    is_product = c.groups == 1 and prod(c.weight[2:]) == 1 and c.image[2:] == c.result[2:]
-    return (is_product or c.is_depthwise) and own_ns(c) < library_ns(c)
+    has_form = c.is_depthwise or (c.groups == 1 and (c.is_pointwise or (c.few_taps and c.known_places)))
+    return has_form and own_ns(c) < library_ns(c)
+
+
+def has_few_taps(window: Sequence[int], dilation: int) -> bool:
+    """Whether few loops run over a window, the last one but for steps between its elements (`dilation`) with the channels."""
+    return len([n for n in window if n != 1]) - (window[-1] != 1 and dilation == 1) <= MAX_TAP_DIGITS

@@ -71,7 +71,7 @@ class LoopLayout(Pass):
         """Writes the choices on the calls and nests of the module's functions."""
         for func in [f for f in op.ops if isinstance(f, FuncOp) and not f.is_declaration]:
             problem = _Problem(func, symbol_hints(op), layout_prices(machine_of(op).kind))
-            if problem.nodes and (problem.costs or _LAST in problem.owner.values()):
+            if problem.nodes and (problem.costs or problem.factors or _LAST in problem.owner.values()):
                 self._function(problem)
 
     def _function(self, problem: _Problem) -> None:
@@ -123,6 +123,8 @@ class _Problem:
         self.cut = Cut()
         self.nodes: list[Operation] = []
         self.costs: dict[Operation, int] = {}
+        self.factors = 0
+        """Operands of products that are read along channels."""
         self.owner: dict[SSAValue, object] = {}
         """Side or op that decides the order of a 4-d tensor, if it has one."""
         self.chosen: dict[Operation, frozenset[int]] = {}
@@ -173,7 +175,9 @@ class _Problem:
     def _bytes(self, value: SSAValue) -> int:
         t = value.type
         assert isinstance(t, TensorType)
-        size = t.numel * element_bytes(t.element_type)
+        return self._number(t.numel * element_bytes(t.element_type))
+
+    def _number(self, size: Expr) -> int:
         return int(size) if size.is_const else evaluate(size, {str(s): self.hints.get(str(s), 64) for s in free_syms(size)})
 
     def _pay(self, value: SSAValue, reader: object, ns_a_byte: float, fixed: float = 0.0) -> None:
@@ -263,19 +267,26 @@ class _Problem:
         """A product reads its left factor along the terms of a sum, and what its epilogue reads along its columns."""
         for v in op.results:
             self._own(v, _ROWS)
-        if len(op.lhs_map.data.results) == 4:
-            self._pay_factor(op.lhs, op.lhs_map.data.results, len(op.loop_sizes))
+        index, rank = op.lhs_map.data.results, len(op.loop_sizes)
+        if len(index) == 4 and any(e.has_div for e in index):
+            # windows are stored where the channels of a pixel do not lie side by side
+            stored = self._number(op.loop_sizes[-2] * op.depth.data) * element_bytes(tensor_type(op.lhs).element_type)
+            self._pay_factor(op.lhs, index, rank, self.prices.copy_ns_per_byte * stored)
+        elif len(index) == 4:
+            self._pay_factor(op.lhs, index, rank)
         places = {v: dim(k) for k, v in enumerate(op.indices)}
         for load in [o for o in op.block.ops if isinstance(o, loop.LoadOp) and len(o.index_map.results) == 4]:
             if all(v in places for v in load.index_operands):
                 index = load.index_map.apply([places[v] for v in load.index_operands])
                 self._pay_factor(load.source, index, len(op.loop_sizes) - 1)
 
-    def _pay_factor(self, source: SSAValue, index: Sequence[Expr], along: int) -> None:
-        """Reading a factor of a product along dimension `along` of `index`, where its channels or its rows lie."""
+    def _pay_factor(self, source: SSAValue, index: Sequence[Expr], along: int, ns: float = 0.0) -> None:
+        """Reading a factor of a product along dimension `along` of `index`, where its channels or its rows lie; what is not so takes `ns`
+        more."""
         for place, side in ((1, _LAST), (3, _ROWS)):
             if dim(along) in free_dims(index[place]):
-                self._pay(source, side, self.prices.across_ns_per_byte)
+                self.factors += side == _LAST
+                self._pay(source, side, self.prices.across_ns_per_byte, ns)
                 return
 
     def _pay_rows_read(self, op: loop.NestOp, a: _Access, store: _Access | None, stored: object) -> None:

@@ -283,6 +283,6 @@ def test_weights_that_are_tensor_subclasses():
 
 def test_small_biases_of_library_calls_lie_in_memory():
     """A literal would be stored in each call."""
-    net = nn.Sequential(nn.Conv2d(3, 12, 3), nn.Conv2d(12, 12, 3), nn.Conv2d(12, 10, 3))  # too many channels for nests
-    calls(net, torch.randn(2, 3, 24, 24))
+    net = nn.Sequential(nn.Conv2d(3, 12, 3), nn.Conv2d(12, 12, 3), nn.Conv2d(12, 10, 3)).double()  # no nests, and no products
+    calls(net, torch.randn(2, 3, 24, 24).double())
     assert stepwell.counters["launches"] == 0

@@ -64,11 +64,17 @@ class Frozen:
     """The boxed function of a graph some of whose inputs are constants."""
 
     def __init__(
-        self, gm: GraphModule, weights: dict[Node, torch.Tensor], border: Border | None, compiler: Callable[[GraphModule], Program]
+        self,
+        gm: GraphModule,
+        weights: dict[Node, torch.Tensor],
+        border: Border | None,
+        compiler: Callable[[GraphModule], Program],
+        ordered: bool = True,
     ):
         self._boxed_call = True
         self._gm = copy.deepcopy(gm)
         self._compile = compiler
+        self._ordered = ordered
         places = {n: k for k, n in enumerate(n for n in gm.graph.nodes if n.op == "placeholder")}
         shown = {*border.views.values(), *border.updates.values()} if border else set()
         self._at = [places[n] for n in foldable(gm, weights) if places[n] not in shown]
@@ -87,7 +93,7 @@ class Frozen:
     def _add(self, held: list[torch.Tensor]) -> Program:
         gm = copy.deepcopy(self._gm)
         nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
-        fold(gm, {nodes[k]: t for k, t in zip(self._at, held, strict=True)})
+        fold(gm, {nodes[k]: t for k, t in zip(self._at, held, strict=True)}, self._ordered)
         run = self._compile(gm)
         self._programs.append((held, run))
         return run

@@ -338,7 +338,8 @@ class GraphCompilers:
 
         assert self.weights is not None
         found = dict(weights_of(gm, self.weights))
-        return Frozen(gm, found, edge, lambda folded: self._guarded(folded, (), "inference", edge))
+        ordered = "nd-convolution-products" not in self.options.disable_passes  # else the library reads the weights
+        return Frozen(gm, found, edge, lambda folded: self._guarded(folded, (), "inference", edge), ordered)
 
     def _guarded(self, gm: GraphModule, example_inputs: Sequence[Any], kind: str, edge: Border | None) -> Callable[..., Any]:
         """Compile a graph as the option `compile_mode` says, one at a time, unseen by the modes of the caller."""

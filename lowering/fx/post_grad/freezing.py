@@ -30,16 +30,17 @@ MAX_GROWN_BYTES = 1 << 16
 """Up to this size a result may grow by any factor."""
 
 
-def fold(gm: GraphModule, known: Mapping[Node, torch.Tensor]) -> None:
-    """Make the placeholders in `known` constants with these values."""
+def fold(gm: GraphModule, known: Mapping[Node, torch.Tensor], ordered: bool = True) -> None:
+    """Make the placeholders in `known` constants with these values; `ordered`: in the order in which code of ours reads them."""
     with _undisturbed():
         _Folder(gm, known).run()
     gm.graph.eliminate_dead_code()
     for node in known:
         if not node.users:
             node.meta[FOLDED] = True
-    with _undisturbed():
-        order_weights(gm)
+    if ordered:
+        with _undisturbed():
+            order_weights(gm)
 
 
 def foldable(gm: GraphModule, nodes: Mapping[Node, torch.Tensor]) -> dict[Node, torch.Tensor]:

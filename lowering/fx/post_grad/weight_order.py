@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch.fx import GraphModule, Node
 
-from ....passes.cost.convolution_cost import Convolution, computed_here
+from ....passes.cost.convolution_cost import Convolution, computed_here, has_few_taps
 
 aten = torch.ops.aten
 
@@ -44,8 +44,10 @@ def convolution_of(node: Node) -> Convolution | None:
     image, window, result = (tuple(_hints(t.shape)) for t in (x, weight, out))  # pyright: ignore[reportOptionalMemberAccess]
     if None in image or None in window or None in result:
         return None
-    transposed, groups = bool(node.args[6]), int(node.args[8])  # pyright: ignore[reportArgumentType]
-    return Convolution(image, window, result, groups, transposed, x.element_size() if x.is_floating_point() else 0)  # pyright: ignore
+    transposed, groups, dilation = bool(node.args[6]), int(node.args[8]), list(node.args[5])  # pyright: ignore[reportArgumentType]
+    known = all(isinstance(n, int) for n in out.shape[2:])  # pyright: ignore[reportOptionalMemberAccess]
+    width = x.element_size() if x.is_floating_point() else 0  # pyright: ignore[reportOptionalMemberAccess]
+    return Convolution(image, window, result, groups, transposed, has_few_taps(window[2:], dilation[-1]), known, width)  # pyright: ignore
 
 
 def _hints(shape: torch.Size) -> Iterator[int | None]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import prod
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ArrayAttr, ModuleOp
+from xdsl.dialects.builtin import ArrayAttr, ModuleOp, UnitAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
@@ -26,8 +26,9 @@ from ....dialects.machine import has_library
 from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.pointwise import OPS
 from ....dialects.nd.types import FLOATS, LayoutAttr, TensorType, compute_type, element_bytes, tensor_type
+from ...analysis.accesses.windows import WINDOWS
 from ...analysis.symbols import symbol_hints
-from ...cost.convolution_cost import Convolution, computed_here
+from ...cost.convolution_cost import Convolution, computed_here, has_few_taps
 from ...cost.library_cost import size
 from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
@@ -64,7 +65,9 @@ class NdConvolutionProducts(Pass):
 
     def _pays(self, op: nd.ConvOp, hints: Mapping[str, int]) -> bool:
         facts = _facts(op, hints)
-        return facts is not None and computed_here(facts) and (not facts.is_depthwise or _is_by_channels(op))
+        if facts is None or not computed_here(facts):
+            return False
+        return facts.is_pointwise or _is_by_channels(op)
 
 
 def _facts(op: nd.ConvOp, hints: Mapping[str, int]) -> Convolution | None:
@@ -74,7 +77,8 @@ def _facts(op: nd.ConvOp, hints: Mapping[str, int]) -> Convolution | None:
         return None
     image, weight, result = (tuple(size(n, hints) for n in t.dims) for t in types)
     width = element_bytes(types[0].element_type) if types[0].element_type in FLOATS else 0
-    return Convolution(image, weight, result, op.groups.data[0], op.transposed is not None, width)
+    few, known = has_few_taps(weight[2:], op.dilation.data[-1]), all(n.value is not None for n in types[2].dims[2:])
+    return Convolution(image, weight, result, op.groups.data[0], op.transposed is not None, few, known, width)
 
 
 def _is_by_channels(op: nd.ConvOp) -> bool:
@@ -92,7 +96,7 @@ def as_pixel_product(rw: Rewriter, op: nd.ConvOp) -> SSAValue:
     out, each, *window = tensor_type(op.weight).dims
     samples, _, *places = t.dims
     pixels, terms, device = product((samples, *places)), each * prod(int(n) for n in window), t.device.data
-    source = padded(rw, op, op.input)
+    source = padded(rw, op, op.input) if any(op.padding.data) else op.input
     row, term = dim(0), dim(1)
     tap, at = term // each, []
     for k in range(len(window)):
@@ -105,7 +109,10 @@ def as_pixel_product(rw: Rewriter, op: nd.ConvOp) -> SSAValue:
         cast(rw, rw.new(nd.IndexViewOp.new((value,), TensorType.get(sizes, x.element_type, device), map=IndexMapAttr.get(seen))), wide)
         for value, sizes, seen in ((source, (pixels, terms), image), (op.weight, (terms, out), kernel))
     ]
-    made = rw.new(nd.MatmulOp.new(factors, TensorType.get((pixels, out), wide, device)))
+    times = nd.MatmulOp.new(factors, TensorType.get((pixels, out), wide, device))
+    if any(op.padding.data) or prod(op.stride.data) > 1 or prod(int(n) for n in window) > 1:
+        times.attributes[WINDOWS] = UnitAttr()
+    made = rw.new(times)
     made = rw.new(nd.ReshapeOp.new((made,), TensorType.get((samples, *places, out), wide, device)))
     if op.bias is not None:
         made = rw.new(OPS["add"].new((made, cast(rw, op.bias, wide)), tensor_type(made)))

@@ -22,6 +22,7 @@ from ....dialects.expr import ONE, product
 from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.pointwise import CONTRACT, OPS, CastOp, CmpOp, FmaOp, PointwiseOp, SelectOp
 from ....dialects.nd.types import FLOATS, TensorType, compute_type, element_bytes, tensor_type
+from ...analysis.accesses.windows import WINDOWS
 from ...analysis.symbols import symbol_hints
 from ...cost.library_cost import size
 from ...cost.machine.prices import prices
@@ -227,6 +228,8 @@ class NdSmallProducts(Pass):
 
         def small_product(rw: Rewriter, found: Operation) -> SSAValue | None:
             assert isinstance(found, nd.MatmulOp)
+            if WINDOWS in found.attributes:
+                return None
             return as_terms(rw, found) if worthwhile(found, hints, self.deepest, self.widest) else None
 
         symbols = nd.symbol_ranges(op)

@@ -23,6 +23,7 @@ from ....dialects.expr import product
 from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.pointwise import OPS
 from ....dialects.nd.types import element_bytes, is_float, tensor_type
+from ...analysis.accesses.windows import WINDOWS
 from ...analysis.symbols import symbol_hints
 from ...cost.cost_model import Work, estimate
 from ...cost.library_cost import matmul_cost, size
@@ -95,7 +96,7 @@ def _groups(root: Operation, fewest: int) -> list[list[nd.MatmulOp]]:
     groups: dict[tuple[bool, bool], list[nd.MatmulOp]] = {}
     for x in _sum(root)[1]:
         op = x.owner
-        if isinstance(op, nd.MatmulOp) and x.type == t and len(list(x.uses)) == 1:
+        if isinstance(op, nd.MatmulOp) and WINDOWS not in op.attributes and x.type == t and len(list(x.uses)) == 1:
             groups.setdefault((_turned(op.lhs), _turned(op.rhs)), []).append(op)
     return [group for group in groups.values() if len(group) >= fewest]
 

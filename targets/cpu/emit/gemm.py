@@ -8,7 +8,7 @@ from xdsl.dialects.builtin import StringAttr
 
 from ....dialects import cpu
 from ....dialects.cpu.gemm import GemmOp
-from ..gemm.spec import GemmSpec, isa_for
+from ..gemm.spec import WINDOW, GemmSpec, isa_for
 from .text import ModuleText, type_of
 
 _NUMBERS = ("m", "n", "k", "lda", "ldb", "ldc", "batch", "sa", "sb", "sc")
@@ -22,26 +22,36 @@ def emit_gemm(unit: ModuleText, op: GemmOp) -> None:
     isa = isa_for(unit.target).name
     trans_a, trans_b, accumulate = (flag in op.properties for flag in ("trans_a", "trans_b", "accumulate"))
     rhs = op.rhs.data if op.rhs is not None else ""
-    spec = GemmSpec(op.dtype.data, op.out.data, trans_a, trans_b, accumulate=accumulate, isa=isa, b=rhs)
+    spec = GemmSpec(op.dtype.data, op.out.data, trans_a, trans_b, accumulate=accumulate, isa=isa, b=rhs, windows=op.windows is not None)
     shared = unit.declare(spec.shared_symbol, "void", _TYPES)
     bias = "ptr %bias" if op.bias is not None else "ptr null"
     pointers = "ptr %a, ptr %b, ptr %c"
     taken = f"{pointers}, ptr %bias, {_SIZES}" if op.bias is not None else f"{pointers}, {_SIZES}"
-    lines, end = "", "ptr null, ptr null"
+    lines, sizes, end = "", _SIZES, "ptr null, ptr null"
+    if op.windows is not None:
+        taken += "".join(f", i64 %{x}" for x in WINDOW)
+        lines += _record("window", [("i64", f"%{x}") for x in WINDOW]) + "  %record = ptrtoint ptr %window to i64\n"
+        sizes = _SIZES.replace("%lda", "%record")
     if op.epilogue is not None:
         given = _given(op)
         _emit_rectangle(unit, op, name, given)
         taken += "".join(f", {t} %g{k}" for k, t in enumerate(given))
-        lines = f"  %context = alloca [{max(len(given), 1)} x i64], align 8\n"
-        for k, t in enumerate(given):
-            lines += f"  %p{k} = getelementptr i8, ptr %context, i64 {8 * k}\n  store {t} %g{k}, ptr %p{k}, align 8\n"
+        lines += _record("context", [(t, f"%g{k}") for k, t in enumerate(given)])
         end = f"ptr @{name}_rectangle, ptr %context"
     unit.functions.append(
         f"define internal void @{name}({taken}) #0 {{\n"
-        f"{lines}  call void {shared}({pointers}, {_SIZES}, {bias}, {end})\n"
+        f"{lines}  call void {shared}({pointers}, {sizes}, {bias}, {end})\n"
         "  ret void\n}"
     )
     unit.defined.add(name)
+
+
+def _record(name: str, values: Sequence[tuple[str, str]]) -> str:
+    """Lines that put values of at most 8 bytes into memory on the stack, one behind the other."""
+    lines = f"  %{name} = alloca [{max(len(values), 1)} x i64], align 8\n"
+    for k, (t, value) in enumerate(values):
+        lines += f"  %{name}{k} = getelementptr i8, ptr %{name}, i64 {8 * k}\n  store {t} {value}, ptr %{name}{k}, align 8\n"
+    return lines
 
 
 def _epilogue(op: GemmOp) -> cpu.KernelOp:

@@ -24,7 +24,7 @@ from .convert import convert_rows
 from .ir import Function, Value
 from .kernels import KERNEL_TYPES, dot_kernel, tile_kernel, vector_kernel
 from .pack import column_sums, pack_a_rows, pack_b_columns, pack_rows
-from .spec import BYTES, ELEMENT_BYTES, LLVM_TYPE, GemmSpec, Shape
+from .spec import BYTES, ELEMENT_BYTES, LLVM_TYPE, WINDOW, GemmSpec, Shape
 
 BLOCK_ARGS = (
     *(("ptr", name) for name in ("a", "b", "c")),
@@ -78,6 +78,8 @@ class BlockPlan:
         self.direct = spec.c_type == spec.acc and not spec.tile
         dot = isa.masks and (min(shape.element, shape.b_element) >= 4 or isa.masks16) and not spec.trans_a
         self.special = ("dot" if dot else "") if spec.trans_b else "vector"
+        if spec.windows:
+            self.special = ""
         self.in_place_b = not spec.trans_b and spec.dtype == spec.b_type == spec.acc
         """Rows of a transposed A that are packed together."""
         self.narrow = [v for v in (isa.vectors // 4, isa.vectors // 2) if v]
@@ -196,6 +198,10 @@ class _Block:
         )
         self.edge = f.alloca(shape.isa.rows * shape.width, LLVM_TYPE[self.spec.acc])
         self.m = f.sub("%m1", "%m0")
+        if self.spec.windows:
+            record = f.let("inttoptr i64 %lda to ptr")
+            self.window = [f.load("i64", f.at(record, 8 * k), 8) for k in range(len(WINDOW))]
+            self.rows_at = f.alloca(shape.isa.rows + 2, "i64")
         self._choose_form()
         self._choose_blocks()
         with f.loop("%n0", "%n1", self.nc_max) as jc:
@@ -373,9 +379,28 @@ class _Block:
             args = f"ptr {self._a_at(i)}, i64 {self.lda}, i64 {self.kc}, i64 {f.sub(end, i)}, ptr {self.a_pack}"
             f.do(f"call void @{self.symbol}_pack_a({args})")
 
+    def _windows(self, i: str, left: Value) -> tuple[str, Value, Value]:
+        """A table with where the rows of a strip begin, the first term, and where the record is; rows beyond the last one repeat it."""
+        f, rows = self.f, self.shape.isa.rows
+        numbers: dict[str, str] = dict(zip(WINDOW, self.window, strict=True))
+        for k in range(rows):
+            rest = f.add(i, f.min(k, f.sub(left, 1)))
+            place: Value = 0
+            for level in range(3):
+                count = numbers[f"count{level}"]
+                place = f.add(place, f.mul(f.let(f"urem i64 {rest}, {count}"), numbers[f"step{level}"]))
+                rest = f.div(rest, count)
+            place = f.add(place, f.mul(rest, numbers["step3"]))
+            f.store("i64", f.mul(place, self.shape.element), f.at(self.rows_at, 8 * k), 8)
+        f.store("i64", self.pc, f.at(self.rows_at, 8 * rows), 8)
+        f.store("i64", "%lda", f.at(self.rows_at, 8 * (rows + 1)), 8)
+        return "%a", f.let(f"ptrtoint ptr {self.rows_at} to i64"), self.shape.element
+
     def _strip_of_a(self, i: str, left: Value, mr: str, group: str) -> tuple[str, Value, Value]:
         """Where the kernel reads A: pointer, stride of rows, stride of steps. `left`: rows of A from here on, `mr` of which it takes."""
         f, plan, shape, spec = self.f, self.plan, self.shape, self.spec
+        if spec.windows:
+            return self._windows(i, left)
         source = self._a_at(i)
         if spec.trans_a:
             pack = f.at(self.a_pack, f.mul(f.sub(i, group), shape.packed_bytes))

@@ -58,32 +58,68 @@ def tile_kernel(shape: Shape, name: str, rows: int, vectors: int = 0, clamp: boo
         behind = f.at("%b", f.mul("%k", "%bs"))
         first = [f.load(vec, f.at(behind, j * step)) for j in columns]
     start: list[tuple[str, Value]] = [(vec, value) for value in first] * rows
-    b_type = f"<{2 * lanes} x bfloat>" if shape.pairs else vec
-    prefetch_distance = f.mul("%bs", PREFETCH_ROWS)
-    with f.loop(0, "%k", 1, [*start, ("i64", 0), ("i64", 0)]) as body:
-        *sums, a_off, b_off = body.values
-        b_row = f.at("%b", b_off)
-        b = [f.load(b_type, f.at(b_row, j * step)) for j in columns]
-        ahead = f.at(b_row, prefetch_distance)
-        for j in columns:
-            f.do(f"call void @llvm.prefetch.p0(ptr {f.at(ahead, j * step)}, i32 0, i32 3, i32 1)")
-        out: list[Value] = []
-        for i in range(rows):
-            at = f.at(a_rows[i], a_off)
-            if shape.pairs:
-                a = f.let(f"bitcast <{lanes} x i32> {f.splat(f.load('i32', at), 'i32', lanes)} to {b_type}")
-            elif shape.quads:
-                a = f.splat(f.load("i32", at), "i32", lanes)
-            else:
-                a = f.splat(f.load(acc, at), acc, lanes)
-            out += [_multiply_add(f, shape, vec, a, b[j], sums[i * len(columns) + j]) for j in columns]
-        body.next = [*out, f.add(a_off, "%acs"), f.add(b_off, "%bs")]
+    if shape.spec.windows:
+        table = f.let("inttoptr i64 %ars to ptr")
+        a_rows = [f.at("%a", f.load("i64", f.at(table, 8 * i), 8)) for i in range(rows)]
+        results = _over_runs(f, shape, table, a_rows, start, len(columns))
+    else:
+        with f.loop(0, "%k", 1, [*start, ("i64", 0), ("i64", 0)]) as body:
+            body.next = _step(f, shape, a_rows, body.values, len(columns))
+        results = body.results
     for i in range(rows):
         init, row = f.at("%init", f.mul("%ild", i)), f.at("%c", f.mul("%cld", i))
         for j in columns:
             before = f.load(vec, f.at(init, j * step))
-            f.store(vec, f.let(f"{_add(shape)} {vec} {before}, {body.results[i * len(columns) + j]}"), f.at(row, j * step))
+            f.store(vec, f.let(f"{_add(shape)} {vec} {before}, {results[i * len(columns) + j]}"), f.at(row, j * step))
     return f.text()
+
+
+def _step(f: Function, shape: Shape, a_rows: Sequence[str], values: Sequence[str], vectors: int) -> list[Value]:
+    """One step of a tile: the sums with the products of a row of B, then where A and B go on."""
+    lanes, acc = shape.lanes, LLVM_TYPE[shape.spec.acc]
+    vec, columns, step = f"<{lanes} x {acc}>", range(vectors), shape.isa.vector_bytes
+    b_type = f"<{2 * lanes} x bfloat>" if shape.pairs else vec
+    *sums, a_off, b_off = values
+    b_row = f.at("%b", b_off)
+    b = [f.load(b_type, f.at(b_row, j * step)) for j in columns]
+    ahead = f.at(b_row, f.mul("%bs", PREFETCH_ROWS))
+    for j in columns:
+        f.do(f"call void @llvm.prefetch.p0(ptr {f.at(ahead, j * step)}, i32 0, i32 3, i32 1)")
+    out: list[Value] = []
+    for i, row in enumerate(a_rows):
+        at = f.at(row, a_off)
+        if shape.pairs:
+            a = f.let(f"bitcast <{lanes} x i32> {f.splat(f.load('i32', at), 'i32', lanes)} to {b_type}")
+        elif shape.quads:
+            a = f.splat(f.load("i32", at), "i32", lanes)
+        else:
+            a = f.splat(f.load(acc, at), acc, lanes)
+        out += [_multiply_add(f, shape, vec, a, b[j], sums[i * vectors + j]) for j in columns]
+    return [*out, f.add(a_off, "%acs"), f.add(b_off, "%bs")]
+
+
+def _over_runs(
+    f: Function, shape: Shape, table: str, a_rows: Sequence[str], start: Sequence[tuple[str, Value]], vectors: int
+) -> list[str]:
+    """The steps of a tile whose A are windows: runs of terms that lie behind each other, each begins where its tap says."""
+    record = f.load("ptr", f.at(table, 8 * (shape.isa.rows + 1)), 8)
+    run, taps, outer, inner = (f.load("i64", f.at(record, 8 * k), 8) for k in range(4))
+    first = f.load("i64", f.at(table, 8 * shape.isa.rows), 8)
+    with f.loop(0, "%k", 1, [*start, ("i64", 0)]) as part:
+        *sums, b_off = part.values
+        term = f.add(first, part.i)
+        tap = f.div(term, run)
+        within = f.let(f"urem i64 {term}, {run}")
+        place = f.add(f.mul(f.div(tap, taps), outer), f.mul(f.let(f"urem i64 {tap}, {taps}"), inner))
+        at = f.mul(f.add(place, within), shape.element)
+        count = f.min(f.sub(run, within), f.sub("%k", part.i))
+        types = [ty for ty, _ in start]
+        with f.loop(0, count, 1, [*zip(types, sums, strict=True), ("i64", at), ("i64", b_off)]) as body:
+            body.next = _step(f, shape, a_rows, body.values, vectors)
+        *done, _, b_end = body.results
+        part.next = [*done, b_end]
+        part.step = count
+    return part.results[:-1]
 
 
 def _add(shape: Shape) -> str:

@@ -96,6 +96,11 @@ def host_isa() -> Isa:
     return isa_for(target())
 
 
+WINDOW = ("run", "taps", "outer", "inner", "count0", "step0", "count1", "step1", "count2", "step2", "step3")
+"""Numbers that say where an element of A is: row m = ((i3 count2 + i2) count1 + i1) count0 + i0 and term k = (t1 taps + t0) run + r, in
+elements i0 step0 + i1 step1 + i2 step2 + i3 step3 + t1 outer + t0 inner + r behind A."""
+
+
 @dataclass(frozen=True)
 class GemmSpec:
     """One generated body: C[M, N] (+)= A[M, K] @ B[K, N] (+ bias[N]), over a batch, for all sizes and outer strides.
@@ -120,6 +125,8 @@ class GemmSpec:
     """Sums stay in scratch memory for an epilogue, which stores all results itself; C is never touched."""
     b: str = ""
     """Element type of B; one of `FACTORS[dtype]`, the first if empty. B is converted as it is read or packed, which is exact."""
+    windows: bool = False
+    """Rows of A are windows of an image, read where they lie: `lda` is the address of a `WINDOW` record. Only f32 and f64."""
 
     def __post_init__(self) -> None:
         if self.dtype not in FACTORS:
@@ -134,6 +141,8 @@ class GemmSpec:
         wide = {"f32": ("f32", "bf16", "f16")}.get(self.acc, (self.acc,))
         if self.c_type not in wide or self.bias_type not in wide:
             raise ValueError(f"gemm: A and B of {self.dtype} cannot give C of {self.c_type} with a bias of {self.bias_type}")
+        if self.windows and (self.trans_a or not self.dtype == self.b_type == self.c_type == self.acc or self.tile):
+            raise ValueError(f"gemm: windows are read from an image of f32 or f64 for a product of the same type, not {self.dtype}")
         if self.accumulate and (self.c_type != self.acc or self.tile):
             raise ValueError(f"gemm: accumulate needs C of {self.acc}, written by the kernel itself")
 
@@ -174,6 +183,8 @@ class GemmSpec:
             parts.append("add")
         if self.tile:
             parts.append("tile")
+        if self.windows:
+            parts.append("windows")
         return "_".join(parts)
 
     @property

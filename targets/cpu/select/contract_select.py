@@ -62,8 +62,8 @@ class ContractSelect(Pass):
         p = recognise(op)
         if p is None:
             return "gemm"
-        if p.is_narrow or force:
-            return "gemm" if p.is_narrow else force
+        if p.is_narrow or p.a.windows is not None or force:
+            return "gemm" if p.is_narrow or p.a.windows is not None else force
         p = row_major(p)
         layout = transposed(p)
         if layout is None:

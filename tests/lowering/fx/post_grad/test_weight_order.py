@@ -40,3 +40,16 @@ def test_what_the_library_computes_stays(name):
     groups = 2 if name == "grouped" else 1
     held = folded(weight, groups, transposed=name == "transposed")
     assert held.is_contiguous()
+
+
+def test_sizes_that_are_symbols_leave_windows_to_the_library():
+    """A product reads windows of known places only; pixels it reads of any."""
+    for window, by_channels in ((3, False), (1, True)):
+        weight = torch.randn(64, 32, window, window)
+        gm = make_fx(lambda x, w: (aten.convolution(x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1),), tracing_mode="symbolic")(
+            torch.randn(2, 32, 20, 20), weight
+        )
+        fold(gm, {[n for n in gm.graph.nodes if n.op == "placeholder"][1]: weight})
+        (node,) = [n.args[1] for n in gm.graph.nodes if n.target is aten.convolution.default]
+        held = getattr(gm, node.target) if node.op == "get_attr" else None
+        assert held is None or held.permute(2, 3, 1, 0).is_contiguous() is by_channels
