@@ -139,7 +139,11 @@ class Collector:
                 counts[op.name] += 1
             else:
                 counts.update(inner.name for inner in body if inner.name != "func.return")
-        self.graphs[-1].levels.append(model.Level(name, dict(counts.most_common()), print_ir(module)))
+        self.graphs[-1].levels.append(model.Level(name, dict(counts.most_common()), self._text(module)))
+
+    def _text(self, module: ModuleOp) -> str:
+        """The text of a module."""
+        return print_ir(module)
 
     # ---- the memory level
 

@@ -123,6 +123,10 @@ class Watcher(Collector):
             data["at"] = [self.records[-1].origins.place(place.name, place.file, place.line)]
         self._remarks.append(data)
 
+    def _text(self, module: ModuleOp) -> str:
+        """As it was printed behind the last pass: a stage ends there."""
+        return self._before.text if self._before is not None and module is self._module else super()._text(module)
+
     # ---- passes
 
     def _start(self) -> None:
@@ -149,7 +153,7 @@ class Watcher(Collector):
             found.steps = [{"operations": {level: ids[op]}} for op in ops]
             return
         launches = [op for op in _body(module) if isinstance(op, _LAUNCHES) and op in ids]
-        origins = [_origins_of(found, level, ids[op]) for op in launches]
+        origins = _origins_of(found, [found.levels[-1]["operations"][ids[op]] for op in launches])
         one_by_one = len(launches) == len(found.steps)
         for k, step in enumerate(found.steps):
             whole = _operation_at(found, "mem", step).get("at", [])
@@ -204,12 +208,12 @@ def _operation_at(found: Record, level: str, step: dict[str, Any]) -> dict[str, 
     return operations[step["operations"][level]]
 
 
-def _origins_of(found: Record, level: str, number: int) -> set[int]:
-    """The origins of a launch and of its kernel, which may be several nests'."""
-    operations = next(one["operations"] for one in found.levels if one["name"] == level)
-    launch = operations[number]
-    kernels = (op for one in found.levels for op in one["operations"] if "calls" in launch and op.get("symbol") == launch["calls"])
-    return {k for op in (launch, *kernels) for k in op.get("at", ())}
+def _origins_of(found: Record, launches: Sequence[dict[str, Any]]) -> list[set[int]]:
+    """The origins of each of some launches and of its kernel, which may be several nests'."""
+    kernels: dict[str, set[int]] = {}
+    for op in (op for level in found.levels for op in level["operations"] if "symbol" in op):
+        kernels.setdefault(op["symbol"], set()).update(op.get("at", ()))
+    return [kernels.get(launch.get("calls", ""), set()).union(launch.get("at", ())) for launch in launches]
 
 
 def _most_alike(wanted: Sequence[int], origins: Sequence[set[int]]) -> int | None:
