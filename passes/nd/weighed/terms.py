@@ -14,6 +14,7 @@ from ....dialects.expr import ONE, Expr, exact_quotient, product
 from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.pointwise import OPS, CastOp, CmpOp, PointwiseOp
 from ....dialects.nd.types import TensorType, tensor_type
+from ...loop.fusion.facts import MAX_BODY_OPS
 from ..algebra.rewriter import drop_dead
 
 Dims = tuple[Expr, ...]
@@ -114,7 +115,10 @@ class TermsFunction:
         parted = [(batch, heads, *area), *([(heads, *area)] if batch is ONE else []), *([tuple(area)] if batch is heads is ONE else [])]
         if any(is_turned is not self.turned or tensor_type(v).dims not in parted for v, is_turned in ends):
             self.problem = self.problem or "weights are parted into batches and heads in several ways"
-        if any(v not in {op.results[0] for op in self.inside if isinstance(op, PointwiseOp)} for v in self.results):
+        computed = [op.results[0] for op in self.inside if isinstance(op, PointwiseOp)]
+        if 2 * len(computed) > MAX_BODY_OPS:  # with loads, constants and indices beside them
+            self.problem = self.problem or f"{len(computed)} operations between products are no single nest"
+        if any(v not in computed for v in self.results):
             self.problem = self.problem or "the weights are the scores"
 
     def build(self, name: str) -> tuple[FuncOp, list[float]]:

@@ -184,6 +184,23 @@ def test_what_is_needed_elsewhere_is_left_alone():
             assert error(g, w) < 1e-5
 
 
+@pytest.mark.parametrize("count, found", [(8, 1), (40, 0)])
+def test_functions_of_many_operations(count, found):
+    """Those that are no single nest keep their scores in memory."""
+
+    def fn(q, k, v):
+        s = total = q @ k.mT
+        for n in range(count):
+            s = torch.tanh(s * 0.9) + torch.sin(total * 0.1 * n) * s
+            total = total * 0.5 + s
+        return torch.softmax(s + total, -1) @ v
+
+    args = heads(40, 50, 16)
+    assert calls_of(fn, args) == found
+    got = torch.compile(fn, backend="stepwell")(*args)
+    assert error(got, fn(*(a.double() for a in args))) < 2e-4 and not stepwell.counters["fallback"]
+
+
 def test_each_level_says_the_same():
     """The interpreters of nd, of loops and of memory, with the function of terms and with that of blocks."""
     args = heads(30, 50, 8)
