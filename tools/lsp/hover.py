@@ -27,7 +27,8 @@ def hover(found: Analysis, offset: int) -> tuple[str, Place] | None:
         return None
     if word.kind in ("comment", "string"):
         return _in_run_line(found, word, offset)
-    text = _ABOUT[word.kind](found, word)
+    about = _ABOUT.get(word.kind)
+    text = about(found, word) if about is not None else None
     return (text, Place(word.start, word.end)) if text else None
 
 

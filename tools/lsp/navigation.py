@@ -32,14 +32,15 @@ def occurrences(found: Analysis, offset: int) -> list[Place | None]:
 
 
 def _value(found: Analysis, word: Word) -> list[Place | None]:
-    """As the parser read it. Where it did not come so far, the same name in the same top operation; the first one defines it."""
+    """Values and blocks: as the parser read them. Where it did not come so far, the same name in the same top operation; the first one
+    defines it."""
     bound = found.binding(word.start)
     if bound is not None:
         return [bound.defined, *bound.uses]
     part = found.part(word.start)
     entry = next((e for e in part.entries if e.start <= word.start <= e.end), None) if part is not None else None
     start, end = (entry.start, entry.end) if entry is not None else part.place if part is not None else (0, len(found.text))
-    places = [Place(w.start, w.end) for w in found.words if start <= w.start <= end and w.kind == "value" and w.text == word.text]
+    places = [Place(w.start, w.end) for w in found.words if start <= w.start <= end and (w.kind, w.text) == (word.kind, word.text)]
     return [*places] if len(places) > 1 else [None, *places]
 
 
@@ -76,7 +77,7 @@ def _listed(defined: Word | None, words: list[Word]) -> list[Place | None]:
     return [first, *(Place(word.start, word.end) for word in words if word is not defined)]
 
 
-_FINDERS = {"value": _value, "symbol": _symbol, "alias": _alias}
+_FINDERS = {"value": _value, "block": _value, "symbol": _symbol, "alias": _alias}
 
 
 @dataclass

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from xdsl.context import Context
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 from xdsl.parser.core import UnresolvedOperand
 from xdsl.utils.lexer import Span
 from xdsl.utils.mlir_lexer import MLIRTokenKind
@@ -29,7 +29,7 @@ _NAME = re.compile(r'"?[\w$.]*"?')
 
 @dataclass
 class Binding:
-    """One name of values (`%x`, or `%x:2` for several): where it is defined, and its uses in the order of the text."""
+    """One name of values (`%x`, or `%x:2` for several), or of a block: where it is defined, and its uses in the order of the text."""
 
     name: str
     defined: Place
@@ -65,6 +65,7 @@ class RecordingParser(IRParser):
         self.bindings: list[Binding] = []
         self._open: list[Entry] = []
         self._bound: dict[SSAValue, Binding] = {}
+        self._labels: dict[Block, Binding] = {}
         self._forward: dict[SSAValue, list[Place]] = {}
 
     def parse_operation(self) -> Operation:
@@ -98,6 +99,28 @@ class RecordingParser(IRParser):
         uses = self._forward.setdefault(value, []) if bound is None else bound.uses
         if (place := Place(span.start, span.end)) not in uses[-1:]:
             uses.append(place)
+
+    def _parse_block(self) -> Block:
+        span = self._current_token.span
+        try:
+            return super()._parse_block()
+        finally:  # a mistake in the block leaves its label where it is
+            if (known := self.blocks.get(span.text[1:])) is not None:
+                self._label(known[0], span).defined = Place(span.start, span.end)
+
+    def parse_optional_successor(self) -> Block | None:
+        span = self._current_token.span
+        block = super().parse_optional_successor()
+        if block is not None:
+            self._label(block, span).uses.append(Place(span.start, span.end))
+        return block
+
+    def _label(self, block: Block, span: Span) -> Binding:
+        """The name of a block; its first use counts as its definition until that is read."""
+        if (bound := self._labels.get(block)) is None:
+            bound = self._labels[block] = Binding(span.text[1:], Place(span.start, span.end), ())
+            self.bindings.append(bound)
+        return bound
 
     def _register_ssa_definition(self, name: str, values: Sequence[SSAValue], span: Span) -> None:
         waiting = [*self.forward_ssa_references.get(name, {}).values()]

@@ -12,6 +12,7 @@ _PATTERNS = {
     "string": r'"(?:[^"\\\n]|\\.)*+"?',
     "value": r"%[\w$.]+(?:-[\w$.]+)*+",
     "symbol": r'@(?:[\w$.]+(?:-[\w$.]+)*+|"[^"\n]*")',
+    "block": r"\^[\w$.]+(?:-[\w$.]+)*+",
     "alias": r"[#!][A-Za-z_][\w$.]*",
     "name": r"[A-Za-z_][\w$.]*",
 }
@@ -19,7 +20,8 @@ _WORD = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in _PATTE
 
 
 class Word(NamedTuple):
-    """A word from `start` to before `end`; `kind` is a comment, string, value (%x), symbol (@f), alias (!nd.tensor, #map) or name."""
+    """A word from `start` to before `end`; `kind` is a comment, string, value (%x), symbol (@f), block (^bb0), alias
+    (!nd.tensor, #map) or name."""
 
     kind: str
     start: int

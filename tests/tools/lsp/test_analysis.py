@@ -49,7 +49,7 @@ def test_an_alias():
     assert hover(found, text.index("!row)"))[0] == "```mlir\n!row = !nd.tensor<8 x f32>\n```"
 
 
-def test_a_use_before_the_definition_is_found_from_it():
+def test_uses_before_the_definition_are_found_from_it():
     text = '''func.func @f() -> i32 {
   cf.br ^bb2
 ^bb1:
@@ -62,6 +62,9 @@ def test_a_use_before_the_definition_is_found_from_it():
     found = analyse(text, "x.mlir")
     assert found.messages == []
     assert words_at(found, occurrences(found, text.index("%c"))) == [(6, "%c"), (4, "%c")]
+    assert words_at(found, occurrences(found, text.index("^bb2"))) == [(5, "^bb2"), (2, "^bb2")]
+    assert words_at(found, occurrences(found, text.index("^bb1"))) == [(3, "^bb1"), (7, "^bb1")]
+    assert hover(found, text.index("^bb1")) is None
 
 
 def test_behind_a_mistake_names_are_found_by_their_text():
