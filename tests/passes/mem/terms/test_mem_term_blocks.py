@@ -87,7 +87,7 @@ def test_conditions_that_no_bounds_tell_have_no_table():
 
 
 def test_random_tables_of_blocks():
-    """LY: as the lists of a BlockMask say them, with blocks of any size."""
+    """As the lists of a BlockMask say them, with blocks of any size."""
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     generator = random.Random(seed)
