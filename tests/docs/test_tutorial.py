@@ -30,7 +30,7 @@ HOWTO = (
     "find-a-wrong-result",
     "overrule-fusion-and-tiles",
     "random-numbers",
-    "rnns",
+    "rnns", "quantised-models",
 )
 PAGES = sorted((ROOT / "docs/tutorial").glob("*.md")) + [ROOT / f"docs/howto/{name}.md" for name in HOWTO]
 PAGES += [ROOT / "docs/reference/python-api.md"]
