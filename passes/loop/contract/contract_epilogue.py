@@ -291,12 +291,12 @@ def _loops_at(nest: loop.NestOp, place: Sequence[Expr], rows: Expr, columns: Exp
 
 
 def _place_by_index(nest: loop.NestOp, stored: Sequence[Expr], place: Sequence[Expr]) -> tuple[Expr, Expr] | None:
-    """Row and column of the product at an index of the tensor that a nest stores; each index is a loop of its own, or 0."""
+    """Row and column of the product at an index of the tensor that a nest stores; each index is a loop over all of it, or 0."""
     back: list[Expr] = [ZERO] * len(nest.loop_sizes)
-    for k, e in enumerate(stored):
-        if isinstance(e, Dim) and back[e.index] is ZERO:
+    for k, (e, size) in enumerate(zip(stored, tensor_type(nest.results[0]).dims, strict=True)):
+        if isinstance(e, Dim) and back[e.index] is ZERO and nest.loop_sizes[e.index] is size:
             back[e.index] = dim(k)
-        elif e is not ZERO or tensor_type(nest.results[0]).dims[k] is not ONE:
+        elif e is not ZERO or size is not ONE:
             return None
     if any(size is not ONE and back[k] is ZERO for k, size in enumerate(nest.loop_sizes)):
         return None

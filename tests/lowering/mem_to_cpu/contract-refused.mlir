@@ -8,9 +8,8 @@ func.func @f(%x: !mem.buffer<8 x 16 x f32>, %w: !mem.buffer<4 x 16 x f32>) -> !m
   %e = mem.alloc {kind = "output"} : !mem.buffer<8 x 4 x f32>
   %z = arith.constant 1.0 : f32
   loop.contract (%i = 8, %j = 4) reduce (16) %x at #nd.map<(d0, d1, d2) -> (d0, d2)> : !mem.buffer<8 x 16 x f32> *
-    %w at #nd.map<(d0, d1, d2) -> (d1, d2)> : !mem.buffer<4 x 16 x f32> into %a : f32 outs(%o = %e : !mem.buffer<8 x 4 x f32>) {
-    %b = arith.mulf %a, %a : f32
-    loop.store %b, %o[%i, %j] : f32, !mem.buffer<8 x 4 x f32>
+    %w at #nd.map<(d0, d1, d2) -> (d1, d0)> : !mem.buffer<4 x 16 x f32> into %a : f32 outs(%o = %e : !mem.buffer<8 x 4 x f32>) {
+    loop.store %a, %o[%i, %j] : f32, !mem.buffer<8 x 4 x f32>
   }
   func.return %e : !mem.buffer<8 x 4 x f32>
 }

@@ -60,8 +60,13 @@ def scaled_by_a_place(x, w, b):
     return F.linear(x, w) * torch.arange(w.shape[0]) + torch.arange(x.shape[0])[:, None]
 
 
+def joined_with_another(x, w, b):
+    """Each product is stored into a part of a larger tensor."""
+    return torch.cat([F.linear(x, w), F.linear(x, w * 2)], 1), torch.cat([F.linear(x, w).relu(), F.linear(x, w * 3)])
+
+
 FUNCTIONS = [
-    gelu, residual, channels_behind, gate, two_readers, read_with_its_activation, a_later_tensor, a_reduction, shifted, scaled_by_a_place,
+    joined_with_another, gelu, residual, channels_behind, gate, two_readers, read_with_its_activation, a_later_tensor, a_reduction, shifted, scaled_by_a_place,
 ]  # fmt: skip
 
 
