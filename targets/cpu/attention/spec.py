@@ -40,7 +40,7 @@ class AttentionSpec:
     @property
     def shape(self) -> Shape:
         """The tiles of a product that computes in floats."""
-        isa = "avx512" if self.isa in ("avx512_bf16", "amx") else self.isa
+        isa = "avx512" if self.isa in ("avx512_bf16", "avx512_vnni", "amx") else self.isa
         return Shape(GemmSpec(self.dtype, trans_b=True, isa=isa))
 
 
