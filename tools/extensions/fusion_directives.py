@@ -14,6 +14,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation
 
 from ...passes.analysis.origins import is_named, names_of, operator_of
+from ...passes.loop.contract.contract_epilogue import ContractEpilogue
 from ...passes.loop.fusion.loop_fuse import LoopFuse
 from ...passes.loop.repeats.loop_batch import LoopBatch
 from ...passes.loop.repeats.loop_outline import LoopOutline
@@ -67,10 +68,11 @@ def apply_fusion_directives(
     matched |= here | {e for directive in options.fuse if any(e in here for e in directive) for e in directive}
     named = {*here, *(e for directive in options.fuse for e in directive), *marks}
     if named:
-        try:
-            pipeline.replace(LoopBatch.name, LoopBatch(apart=tuple(sorted(named))))
-        except PipelineError:
-            log.debug("the pipeline has no pass 'loop-batch'")
+        for apart in (LoopBatch(apart=tuple(sorted(named))), ContractEpilogue(apart=tuple(sorted(named)))):
+            try:
+                pipeline.replace(apart.name, apart)
+            except PipelineError:
+                log.debug("the pipeline has no pass '%s'", apart.name)
     if any(directives.values()):
         try:
             # beside what the target says

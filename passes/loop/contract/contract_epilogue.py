@@ -26,6 +26,7 @@ from ....dialects.expr.ranges import Range, RangeEnv, simplify
 from ....dialects.expr.syntax import IndexMapAttr
 from ....dialects.nd import symbol_ranges
 from ....dialects.nd.types import TensorType, tensor_type
+from ...analysis.origins import is_named, operator_of
 from ...manager.locations import joined
 from ...manager.pass_manager import Pass
 from .contract_expand import is_plain
@@ -40,16 +41,20 @@ class ContractEpilogue(Pass):
 
     name = "contract-epilogue"
 
+    apart: tuple[str, ...] = ()
+    """Values (by name) and source lines that a directive keeps in nests of their own, or puts with others."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         numerics = op.attributes.get("nd.numerics")
         if isinstance(numerics, StringAttr) and numerics.data == "eager":
             return
         symbols = symbol_ranges(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp) and not f.is_declaration]:
-            contracts = [o for o in func.body.block.ops if isinstance(o, loop.ContractOp) and _takes_epilogue(o)]
+            apart = {o for o in func.body.block.ops if any(is_named(o, operator_of(entry)) for entry in self.apart)}
+            contracts = [o for o in func.body.block.ops if isinstance(o, loop.ContractOp) and _takes_epilogue(o) and o not in apart]
             position = {o: k for k, o in enumerate(func.body.block.ops)} if contracts else {}
             for contract in contracts:
-                region = _Region(contract, symbols, position)
+                region = _Region(contract, symbols, position, apart)
                 region.grow()
                 if region.taken:
                     self.remark(contract, f"computes {len(region.taken)} operations on its sums", kind="applied")
@@ -84,6 +89,7 @@ class _Region:
     contract: loop.ContractOp
     symbols: RangeEnv
     position: dict[Operation, int]
+    apart: set[Operation]
     places: dict[SSAValue, tuple[Expr, Expr]] = field(default_factory=dict)
     members: list[_Member] = field(default_factory=list)
     taken: list[_Member] = field(default_factory=list)
@@ -123,7 +129,7 @@ class _Region:
     def _member(self, nest: Operation) -> _Member | None:
         """A nest as a part of the region, if it stores one element for each of the product, from elements of the region at the same place
         and from what is there before the contraction."""
-        if not isinstance(nest, loop.NestOp) or nest not in self.position or not _is_pointwise(nest):
+        if not isinstance(nest, loop.NestOp) or nest not in self.position or nest in self.apart or not _is_pointwise(nest):
             return None
         rows, columns = self.contract.loop_sizes
         env = {**self.symbols, **{dim(k): Range.of_size(s) for k, s in enumerate(nest.loop_sizes)}}

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from support import import_function
 
+import stepwell
 from stepwell.dialects import loop
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import parse_pipeline
@@ -66,7 +67,8 @@ def joined_with_another(x, w, b):
 
 
 FUNCTIONS = [
-    joined_with_another, gelu, residual, channels_behind, gate, two_readers, read_with_its_activation, a_later_tensor, a_reduction, shifted, scaled_by_a_place,
+    joined_with_another, gelu, residual, channels_behind, gate, two_readers, read_with_its_activation, a_later_tensor, a_reduction, shifted,
+    scaled_by_a_place,
 ]  # fmt: skip
 
 
@@ -147,3 +149,18 @@ def test_who_computes_the_product(force):
     assert kinds == ([loop.ContractOp] if force == "gemm" else [loop.ContractOp, loop.NestOp])
     run(parse_pipeline("mem-to-cpu"), found.module, context())
     found.module.verify()
+
+
+@pytest.mark.parametrize("options", [{"no_fuse": ["gelu"]}, {"no_fuse": ["add"]}, {"fuse": [["gelu", "mul"]]}], ids=str)
+def test_directives_keep_operations_out_of_it(options):
+    def program(x, w, b):
+        return F.gelu(F.linear(x, w) + b) * 2
+
+    given = inputs(24, 70, 80)
+    kernels = []
+    for more in ({}, options):
+        torch._dynamo.reset()
+        stepwell.reset_counters()
+        torch.testing.assert_close(torch.compile(program, backend="stepwell", options=more)(*given), program(*given), atol=1e-4, rtol=1e-4)
+        kernels.append(stepwell.counters["bytes_written"])
+    assert kernels[1] > kernels[0]

@@ -93,7 +93,7 @@ def test_layers_planned_once_are_the_layers_planned_one_by_one(rows, dropout, dy
     assert max(CALLS) >= 4
     each, expected = step(net, x, dynamic, pipeline=without_outlining())
     assert (work[0], *work[2:]) == (expected[0], *expected[2:])
-    assert work[1] == expected[1] or dropout and work[1] < expected[1]  # layers share kernels: their seeds come from outside
+    assert work[1] <= expected[1]  # layers share kernels: their seeds come from outside, and epilogues have one name
     for a, b in zip(once, each, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
