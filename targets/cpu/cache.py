@@ -42,7 +42,7 @@ _SETTLED_SECONDS = 2.0
 _SOURCES = (".py", ".ll", ".json")
 """The kinds of files of the package that decide what code it makes."""
 
-BYSTANDERS = frozenset(("bench", "check", "demo", "docs", "explain", "fuzz", "highlight", "opt", "package", "reduce"))
+BYSTANDERS = frozenset(("bench", "check", "demo", "docs", "explain", "explore", "fuzz", "highlight", "lsp", "opt", "package", "reduce"))
 """Rooms of `tools` that only look at what is compiled: a change there leaves every program as it is. A room without its name
 here counts."""
 
