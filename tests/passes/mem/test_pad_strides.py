@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-PIPELINE = "stepwell-cpu{to=loop},loop-to-mem,mem-term-blocks,mem-pad-strides{%s},mem-plan,loop-schedule,contract-select{force=%s},stepwell-cpu{from=cpu}"
+PIPELINE = (
+    "stepwell-cpu{to=loop},loop-to-mem,mem-term-blocks,mem-pad-strides{%s},mem-plan,loop-schedule,contract-select{force=%s},"
+    "stepwell-cpu{from=cpu}"
+)
 
 
 def softmax_of_columns(x, w):
