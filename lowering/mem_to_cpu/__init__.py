@@ -37,6 +37,7 @@ from ...passes.cost.nest_cost import NS_PER_UNIT, SERIAL_NS, Cost
 from ...passes.cost.schedule_choice import choose, grain_of
 from ...passes.manager.pass_manager import Pass
 from ...passes.mem.mem_join_nests import joined_nests
+from ...passes.mem.terms.mem_term_blocks import MemTermBlocks
 from ..nest.product_epilogue import RECTANGLE_HINTS, RECTANGLE_RANGES
 from ..outline import Arguments, Outliner
 from .attention import AttentionLowering
@@ -59,6 +60,7 @@ class MemToCpu(Pass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         refuse_tensors(self, op)
+        MemTermBlocks().apply(ctx, op)  # for pipelines without it
         symbols, hints = symbol_facts(op)
         outliner = CpuOutliner(op, RangeEnv({**symbols, **RECTANGLE_RANGES}), {**hints, **RECTANGLE_HINTS})
         contracts = ContractLowering(op.body.block.add_op, self.library, lambda nest: self._outline(outliner, nest))
