@@ -11,17 +11,8 @@ from xdsl.traits import SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
 from ..support.create import QuickOp
+from ..support.gemm_types import FACTORS
 
-BYTES = ("i8", "u8")
-FACTORS: dict[str, tuple[str, ...]] = {
-    "f32": ("f32", "bf16", "f16", *BYTES),
-    "bf16": ("bf16", *BYTES),
-    "f16": ("f16", *BYTES),
-    "f64": ("f64",),
-    "i8": BYTES,
-    "u8": ("i8",),
-}
-"""Type of A -> the types that B may have: each of their values is one of the type in which products are computed."""
 PASSED = tuple(StringAttr(what) for what in ("row", "rows", "column", "columns", "given"))
 """What an epilogue may be passed."""
 

@@ -21,7 +21,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -143,8 +143,11 @@ def access() -> Iterator[None]:
         raise CacheError(f"an access to the cache failed: {type(error).__name__}: {error}") from error
 
 
-def cached_object(text: str, opt: int = 2, wanted: Target | None = None) -> tuple[bytes, bool]:
-    """(the object for `text`, whether it came from the disk); compiled and kept if it is not there. Raises CacheError."""
+def cached_object(
+    text: str, opt: int = 2, wanted: Target | None = None, written: Callable[[], str] | None = None
+) -> tuple[bytes, bool]:
+    """(the object for `text`, whether it came from the disk); compiled and kept if it is not there. With `written`, which gives the text,
+    `text` is a name for it. Raises CacheError."""
     from .jit import compile_text
 
     with access():
@@ -152,21 +155,22 @@ def cached_object(text: str, opt: int = 2, wanted: Target | None = None) -> tupl
         found = read(path)
     if found is not None:
         return found, True
-    data = compile_text(text, opt, wanted)
+    data = compile_text(text if written is None else written(), opt, wanted)
     with access():
         write(path, data)
     return data, False
 
 
-def shared_object(text: str) -> bytes:
-    """The object of code that many graphs call: an access to the cache that fails costs the time that it would have saved."""
+def shared_object(text: str, written: Callable[[], str] | None = None) -> bytes:
+    """The object of code that many graphs call: an access to the cache that fails costs the time that it would have saved. With `written`,
+    which gives the text, `text` is what it follows from, beside this package's sources: a text that is not needed is not written."""
     from .jit import compile_text
 
     try:
-        return cached_object(text)[0]
+        return cached_object(text if written is None else f"{text}\0{environment()}", written=written)[0]
     except CacheError as error:
         log.info("cache: %s", error)
-        return compile_text(text)
+        return compile_text(text if written is None else written())
 
 
 def read(path: Path) -> bytes | None:

@@ -11,9 +11,9 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue
 
 from ...dialects import nd
-from ...dialects.cpu.gemm import BYTES, FACTORS
 from ...dialects.nd.pointwise import OPS, CastOp
 from ...dialects.nd.types import tensor_type
+from ...dialects.support.gemm_types import BYTES, FACTORS
 from ...lowering.mem_to_cpu.contract import DTYPES
 from ...passes.analysis.symbols import DEFAULT_SIZE
 from ...passes.nd.quantised.affine_factors import BYTES as BYTE_TYPES

@@ -76,6 +76,11 @@ def module_of(spec: LibrarySpec) -> str:
     return shared_gemm_module(spec)
 
 
+def _object(symbol: str, spec: LibrarySpec) -> bytes:
+    """The object of one function of the library, which follows from its name."""
+    return shared_object(symbol, lambda: module_of(spec))
+
+
 _lock = threading.RLock()
 _ordered: dict[str, Future[bytes]] = {}
 """The objects that threads are making, by symbol."""
@@ -97,7 +102,7 @@ def _make(orders: Sequence[tuple[str, Future[bytes]]]) -> None:
         try:
             spec = spec_of(symbol)
             assert spec is not None
-            future.set_result(shared_object(module_of(spec)))
+            future.set_result(_object(symbol, spec))
         except BaseException as error:  # for the one who waits
             future.set_exception(error)
 
@@ -123,7 +128,7 @@ def _address(symbol: str, spec: LibrarySpec) -> int:
         library = _loaded.get(symbol)
         if library is None:
             order = _ordered.pop(symbol, None)
-            data = shared_object(module_of(spec)) if order is None else order.result()
+            data = _object(symbol, spec) if order is None else order.result()
             library = _loaded[symbol] = load_object(data, exports=[symbol])
     assert isinstance(library, Library)
     return library.address(symbol)

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 
-from ....dialects.cpu.gemm import BYTES, FACTORS
+from ....dialects.support.gemm_types import BYTES, FACTORS
 from ..features import Target, target
 
 ELEMENT_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8, "i8": 1, "u8": 1, "i32": 4}

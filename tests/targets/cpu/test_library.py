@@ -55,13 +55,15 @@ def test_objects_share_one_copy(tmp_path, monkeypatch):
 def test_the_object_is_kept_on_disk(tmp_path, monkeypatch):
     monkeypatch.setenv("STEPWELL_CACHE_DIR", str(tmp_path))
     symbol = GemmSpec("f32", trans_b=True, isa=host_isa().name).shared_symbol
-    kept = []
-    real = cache.cached_object
-    monkeypatch.setattr(cache, "cached_object", lambda text: kept.append(real(text)) or kept[-1])
+    kept, written = [], []
+    real, real_text = cache.cached_object, library.module_of
+    monkeypatch.setattr(cache, "cached_object", lambda *args, **more: kept.append(real(*args, **more)) or kept[-1])
+    monkeypatch.setattr(library, "module_of", lambda spec: written.append(spec) or real_text(spec))
     for _ in range(2):
         monkeypatch.setattr(library, "_loaded", {})
         multiply(symbol)
     assert [from_disk for _, from_disk in kept] == [False, True]
+    assert len(written) == 1, "the text of an object that is there is not needed"
 
 
 def test_every_shared_module_compiles():
