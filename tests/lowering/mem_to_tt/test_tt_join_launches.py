@@ -24,7 +24,7 @@ def randn(*shape: int) -> torch.Tensor:
 
 def launches(function, *args: torch.Tensor) -> tuple[ModuleOp, list[host.LaunchOp]]:
     """The launches of a program for any GPU (waiting for the kernel before is sm_90's), which is checked against eager."""
-    imported = lower(function, *args, tt_overlap_launches="")
+    imported = lower(function, *args, tt_overlap_launches="", nd_library_products="nd-library-products{library=always}")
     got = run_loop(imported.module, [a.clone() for a in args], imported.constants, imported.objects)
     for a, b in zip(got, function(*[a.clone() for a in args]), strict=True):
         torch.testing.assert_close(a.reshape(b.shape), b, rtol=1e-5, atol=1e-5)
