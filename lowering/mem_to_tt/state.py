@@ -201,10 +201,11 @@ class State(NestValues):
         self.decode(row, loops[:-1])
 
     def alone(self, access: Access) -> bool:
-        """Whether different iterations surely access different elements."""
+        """Whether different iterations surely access different elements. Nothing is concluded of sizes that are symbols: a loop around them
+        may come back to the elements, before the barrier that a known size has between."""
         own = {one.dim for one in self.spread}
         offset = access.offset.subs({d: e for d, e in self.fixed.items() if d not in own})
-        return separate_iterations(offset, self.spread, self.info.opaque)
+        return separate_iterations(offset, self.spread, self.info.opaque, symbols=False)
 
     def mask(self, shape: tuple[int, ...] | None) -> SSAValue | None:
         """Where a tensor of this shape lies inside of the loops; None: everywhere."""

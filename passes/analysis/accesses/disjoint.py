@@ -36,13 +36,14 @@ def separate_vectors(a: Expr, b: Expr, reach: int, ranges: RangeEnv) -> bool:
     return prove_ge0(difference - reach, ranges) or prove_ge0(-difference - reach, ranges)
 
 
-def separate_iterations(offset: Expr, loops: Iterable[Loop], opaque: Container[Expr]) -> bool:
-    """Whether different iterations of `loops` access different elements; `opaque` are dimensions that stand for loaded indices."""
+def separate_iterations(offset: Expr, loops: Iterable[Loop], opaque: Container[Expr], symbols: bool = True) -> bool:
+    """Whether different iterations of `loops` access different elements; `opaque` are dimensions that stand for loaded indices. Without
+    `symbols`, only where all sizes are numbers."""
     if any(d in opaque for d in free_dims(offset)):
         return False
     loops = list(loops)
     steps = _known_steps([offset], loops)
-    return _steps_over(1, steps) if steps is not None else _is_dense(offset, loops)
+    return _steps_over(1, steps) if steps is not None else symbols and _is_dense(offset, loops)
 
 
 def separate_in_program(a: Access, b: Access, loops: Sequence[Loop], ranges: RangeEnv) -> bool:
