@@ -64,10 +64,10 @@ def test_what_was_prepared_is_used(nothing_loaded, monkeypatch):
 
 
 def test_a_failure_reaches_the_one_who_needs_it(nothing_loaded, monkeypatch):
-    def fail(spec):
+    def fail(symbol, spec):
         raise ValueError("no such body")
 
-    monkeypatch.setattr(library, "module_of", fail)
+    monkeypatch.setattr(library, "_object", fail)
     library.prepare([SYMBOL])
     with pytest.raises(ValueError, match="no such body"):
         library.library_symbols([SYMBOL])
