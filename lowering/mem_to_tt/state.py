@@ -201,10 +201,10 @@ class State(NestValues):
         self.decode(row, loops[:-1])
 
     def alone(self, access: Access) -> bool:
-        """Whether different iterations surely access different elements. Nothing is concluded of sizes that are symbols: a loop around them
-        may come back to the elements, before the barrier that a known size has between."""
+        """Whether different iterations surely access different elements; of sizes that are symbols that is not concluded."""
         own = {one.dim for one in self.spread}
         offset = access.offset.subs({d: e for d, e in self.fixed.items() if d not in own})
+        # with symbols, loops around come back to what another thread may have stored, without a barrier between
         return separate_iterations(offset, self.spread, self.info.opaque, symbols=False)
 
     def mask(self, shape: tuple[int, ...] | None) -> SSAValue | None:
