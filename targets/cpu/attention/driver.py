@@ -25,7 +25,7 @@ running maximum and sum of "Self-attention does not need O(n^2) memory" (Rabe an
 from __future__ import annotations
 
 from ..gemm.convert import convert_rows
-from ..gemm.driver import as_module, thunk
+from ..gemm.driver import as_module, run_slots, thunk
 from ..gemm.ir import Function, Value
 from ..gemm.kernels import KERNEL_TYPES, tile_kernel
 from ..gemm.pack import pack_b_columns
@@ -308,9 +308,5 @@ def _entry(spec: AttentionSpec) -> str:
         slots = f.mul(head_parts, row_parts)
         for name, value in zip(_PARTS, (head_parts, row_parts, slots), strict=True):
             f.store("i64", value, f.at(context, _FIELDS[name]), 8)
-        with f.choose(f.cmp("eq", slots, 1)) as branch:
-            f.do(f"call void @{symbol}_slot(ptr {context}, i64 0)")
-            branch.otherwise()
-            count = f.let(f"trunc i64 {slots} to i32")
-            f.do(f"call void @GOMP_parallel(ptr @{symbol}_thunk, ptr {context}, i32 {count}, i32 0)")
+        run_slots(f, symbol, context, slots)
     return f.text()

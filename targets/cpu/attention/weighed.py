@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from ....dialects.cpu.attention import BLOCK_ROWS, BLOCK_TERMS, BlockKind, is_pointer, is_scale, weighed_fields
 from ..gemm.convert import convert_rows, store_as, vector
-from ..gemm.driver import as_module, thunk
+from ..gemm.driver import as_module, run_slots, thunk
 from ..gemm.ir import Function, Value
 from ..gemm.kernels import tile_kernel
 from ..gemm.pack import pack_b_columns
@@ -407,9 +407,5 @@ def _entry(spec: WeighedSpec) -> str:
         f.store("ptr", "%scratch", f.at(context, _AT["scratch"]), 8)
         for name, value in (("head_parts", head_parts), ("row_parts", row_parts), ("slots", slots)):
             f.store("i64", value, f.at(context, _AT[name]), 8)
-        with f.choose(f.cmp("eq", slots, 1)) as branch:
-            f.do(f"call void @{symbol}_slot(ptr {context}, i64 0)")
-            branch.otherwise()
-            number = f.let(f"trunc i64 {slots} to i32")
-            f.do(f"call void @GOMP_parallel(ptr @{symbol}_thunk, ptr {context}, i32 {number}, i32 0)")
+        run_slots(f, symbol, context, slots)
     return f.text()

@@ -118,16 +118,21 @@ def _entry(plan: BlockPlan | gemm_amx.AmxPlan, symbol: str) -> str:
             values: list[Value] = [batch_parts, row_parts, column_parts, slots]
             for name, value in zip((*_PARTS, "slots"), values, strict=True):
                 f.store("i64", value, f.at(context, _FIELDS[name]), 8)
-            with f.choose(f.cmp("eq", slots, 1)) as alone:
-                f.do(f"call void @{symbol}_slot(ptr {context}, i64 0)")
-                alone.otherwise()
-                count = f.let(f"trunc i64 {slots} to i32")
-                f.do(f"call void @GOMP_parallel(ptr @{symbol}_thunk, ptr {context}, i32 {count}, i32 0)")
+            run_slots(f, symbol, context, slots)
             branch.otherwise()
             for name in (*_PARTS, "slots"):
                 f.store("i64", 1, f.at(context, _FIELDS[name]), 8)
             f.do(f"call void @{symbol}_slot(ptr {context}, i64 0)")
     return f.text()
+
+
+def run_slots(f: Function, symbol: str, context: Value, slots: Value) -> None:
+    """Call `symbol_slot` for each slot: one at once, several by the threads that torch uses."""
+    with f.choose(f.cmp("eq", slots, 1)) as alone:
+        f.do(f"call void @{symbol}_slot(ptr {context}, i64 0)")
+        alone.otherwise()
+        count = f.let(f"trunc i64 {slots} to i32")
+        f.do(f"call void @GOMP_parallel(ptr @{symbol}_thunk, ptr {context}, i32 {count}, i32 0)")
 
 
 def thunk(symbol: str, slots: int) -> str:
