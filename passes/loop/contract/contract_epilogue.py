@@ -29,10 +29,8 @@ from ....dialects.nd.types import TensorType, tensor_type
 from ...analysis.origins import is_named, operator_of
 from ...manager.locations import joined
 from ...manager.pass_manager import Pass
+from ..fusion.facts import MAX_BODY_OPS
 from .contract_expand import is_plain
-
-MAX_EPILOGUE_OPS = 64
-"""Operations of an epilogue, after which a nest of its own is as good."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ class _Region:
             seen.add(nest)
             member = self._member(nest)
             ops += len(list(member.nest.block.ops)) if member is not None else 0
-            if member is None or ops > MAX_EPILOGUE_OPS:
+            if member is None or ops > MAX_BODY_OPS // 3:  # beyond it a nest of its own is as good
                 break
             self.members.append(member)
             waiting |= self._readers(member.nest.results[0])
