@@ -201,11 +201,10 @@ class State(NestValues):
         self.decode(row, loops[:-1])
 
     def alone(self, access: Access) -> bool:
-        """Whether different iterations surely access different elements; of sizes that are symbols that is not concluded."""
-        own = {one.dim for one in self.spread}
-        offset = access.offset.subs({d: e for d, e in self.fixed.items() if d not in own})
-        # with symbols, loops around come back to what another thread may have stored, without a barrier between
-        return separate_iterations(offset, self.spread, self.info.opaque, symbols=False)
+        """Whether different iterations surely access different elements; sizes must be numbers. With symbols, loops around come back to
+        what another thread may have stored, without a barrier between."""
+        fixed = {d: e for d, e in self.fixed.items() if all(one.dim is not d for one in self.spread)}
+        return separate_iterations(access.offset.subs(fixed), self.spread, self.info.opaque, symbols=False)
 
     def mask(self, shape: tuple[int, ...] | None) -> SSAValue | None:
         """Where a tensor of this shape lies inside of the loops; None: everywhere."""
