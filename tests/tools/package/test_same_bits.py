@@ -36,14 +36,9 @@ def elsewhere(path, calls, tmp_path):
 
 @pytest.fixture
 def spelled_out():
-    """What torch.compile traces is what torch.export does.
-
-    Layers of transformers are computed by their parts, not by one operator of the library. No convolution is NNPACK's, whose choice bounds
-    the batch by 16 on processors that have it.
-    """
+    """Layers of transformers are computed by their parts, as torch.export has them, and not by one operator of the library."""
     torch.backends.mha.set_fastpath_enabled(False)
-    with torch.backends.nnpack.flags(enabled=False):
-        yield
+    yield
     torch.backends.mha.set_fastpath_enabled(True)
 
 
