@@ -43,9 +43,9 @@ def spelled_out():
 
 
 def mark_dynamic(x, dims):
-    """Have Dynamo take the sizes of a tensor along some dimensions for symbols, with the ranges that they have in the package."""
-    for dim, size in dims.items():
-        torch._dynamo.mark_dynamic(x, dim, min=size.min, max=size.max)
+    """Have Dynamo take the sizes of a tensor along some dimensions for symbols, of any range: a convolution bounds its batch by 16."""
+    for dim in dims:
+        torch._dynamo.mark_dynamic(x, dim)
 
 
 @pytest.mark.parametrize("name", CASES)
