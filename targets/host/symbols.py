@@ -85,8 +85,8 @@ def shim_address(name: str) -> int | None:
 
 
 def cuda_shim_address(name: str) -> int | None:
-    """The address of a C function of libtorch_cuda, or None."""
-    library = _library("libtorch_cuda.so")
+    """The address of a C function of libtorch_cuda, or of libtorch_hip in a torch for GPUs of AMD's; None where there is none."""
+    library = _library("libtorch_cuda.so") or _library("libtorch_hip.so")
     return None if library is None else _address(library, name)
 
 

@@ -77,7 +77,8 @@ def packed(sections: Sequence[tuple[Section, bytes | memoryview]], notes: dict[s
 def _features(sections: Sequence[Section]) -> Feature:
     """What a reader has to know for these sections: programs that others call have a point in their names."""
     calls = any(section.kind == "program" and "." in section.name for section in sections)
-    return Feature.CONTROL_FLOW if calls else Feature.NONE
+    amd = any(section.kind == "hsaco" or (section.kind == "code" and section.target == "hip") for section in sections)
+    return (Feature.CONTROL_FLOW if calls else Feature.NONE) | (Feature.AMD_GPUS if amd else Feature.NONE)
 
 
 class PackageFile:

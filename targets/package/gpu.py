@@ -29,23 +29,34 @@ def gpu_place(file: PackageFile, signature: Signature, target: Target, device: s
     """How code for a GPU runs on a device of torch, or why it does not."""
     import torch
 
-    if not torch.cuda.is_available() or torch.version.hip:
-        return "torch finds no GPU of NVIDIA's"
+    amd = bool(target.architecture)
+    if not torch.cuda.is_available() or amd != bool(torch.version.hip):
+        return f"torch finds no GPU of {'AMD' if amd else 'NVIDIA'}'s"
     number = number_of(device)
     if number >= torch.cuda.device_count():
         return f"torch finds no {device}"
+    found = torch.cuda.get_device_properties(device)
+    if found.multi_processor_count < target.multiprocessors:
+        return f"the GPU has {found.multi_processor_count} multiprocessors, and {target.multiprocessors} are needed"
+    if amd:  # the name has features behind it, as `gfx942:sramecc+:xnack-`: kernels run with and without
+        have = found.gcnArchName.partition(":")[0]
+        return Place(target, f"cuda:{number}") if have == target.architecture else f"the GPU is a {have}"
+    return _nvidia_place(file, signature, target, f"cuda:{number}", getattr(found, "shared_memory_per_block_optin", 0))
+
+
+def _nvidia_place(file: PackageFile, signature: Signature, target: Target, device: str, limit: int) -> Place | str:
+    """How code for a GPU of NVIDIA's runs on one of them, whose programs have `limit` bytes of shared memory (0: unknown)."""
+    import torch
+
     major, minor = torch.cuda.get_device_capability(device)
-    found, have, made = torch.cuda.get_device_properties(device), 10 * major + minor, target.capability
+    have, made = 10 * major + minor, target.capability
     # binaries run on later GPUs of their generation, those from Hopper on (which use its own instructions) on no other
     as_binary = have == made or (major < 9 and major == made // 10 and have > made)
     if not as_binary and not (have > made and has_ptx(file, target.name)):
         return f"the GPU is an sm_{have}"
-    if found.multi_processor_count < target.multiprocessors:
-        return f"the GPU has {found.multi_processor_count} multiprocessors, and {target.multiprocessors} are needed"
-    limit = getattr(found, "shared_memory_per_block_optin", 0)
     if have != made and limit and (taken := shared_memory(file, signature, target.name)) > limit:
         return f"a program on the GPU has {limit} bytes of shared memory, and {taken} are needed"
-    return Place(target, f"cuda:{number}", not as_binary)
+    return Place(target, device, not as_binary)
 
 
 def number_of(device: str) -> int:

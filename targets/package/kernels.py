@@ -42,7 +42,7 @@ class PackagedKernel(Record):
 
 def kernels_of(file: PackageFile, records: Sequence[KernelRecord], target: str, from_ptx: bool = False) -> list[PackagedKernel]:
     """The kernels of a program, as binaries or as PTX that the driver compiles. PackageError where code is missing or damaged."""
-    return [_kernel(file, one, target, _ptx if from_ptx else _cubin) for one in records]
+    return [_kernel(file, one, target, _ptx if from_ptx else _binary) for one in records]
 
 
 def _kernel(file: PackageFile, one: KernelRecord, target: str, code_of: Callable[[PackageFile, str, str], bytes]) -> PackagedKernel:
@@ -53,8 +53,9 @@ def _kernel(file: PackageFile, one: KernelRecord, target: str, code_of: Callable
     return PackagedKernel(one.name, one.place, one.aligned, one.even, one.overlaps, one.described, binaries)
 
 
-def _cubin(file: PackageFile, name: str, target: str) -> bytes:
-    return bytes(file.content("cubin", name, target))
+def _binary(file: PackageFile, name: str, target: str) -> bytes:
+    """The binary of a variant: for a GPU of AMD's it is an hsaco."""
+    return bytes(file.content("hsaco" if file.find("hsaco", name, target) else "cubin", name, target))
 
 
 def _ptx(file: PackageFile, name: str, target: str) -> bytes:

@@ -40,3 +40,5 @@ class Feature(IntFlag):
     NONE = 0
     CONTROL_FLOW = 1
     """Programs call others: branches and loops."""
+    AMD_GPUS = 2
+    """There are kernels for GPUs of AMD's, whose targets have no capability: readers without this take them for CPUs."""

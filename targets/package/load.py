@@ -161,7 +161,7 @@ def choose_place(file: PackageFile, signature: Signature, device: str | None, na
     if not targets:
         raise file.error(f"it has no code for '{name}'; it has code for {', '.join(t.name for t in signature.targets)}")
     gpu = _wants_gpu(file, signature, device) if name is None else None
-    known = [t for t in targets if gpu is None or (t.capability > 0) == gpu] or (targets if device is None else [])
+    known = [t for t in targets if gpu is None or t.is_gpu == gpu] or (targets if device is None else [])
     if not known:
         raise file.error(f"it has no code for {device}; it has code for {', '.join(t.name for t in targets)}")
     lacks: list[str] = []
@@ -181,7 +181,7 @@ def _place_of(file: PackageFile, signature: Signature, target: Target, device: s
     missing = [f for f in target.features if f not in cpu_features()]
     if missing:
         return f"the CPU lacks {', '.join(missing)}"
-    if not target.capability:
+    if not target.is_gpu:
         return Place(target)
     return gpu_place(file, signature, target, device if device not in (None, "cpu") else "cuda")
 
@@ -224,7 +224,7 @@ class _Programs:
 
     def _native(self, record: ProgramRecord, name: str) -> Callable[[list[Any]], list[Any]]:
         driver, first = None, first_gpu(record, self._place.device)
-        if self._place.target.capability:
+        if self._place.target.is_gpu:
             from ..host.gpu.driver import cuda_driver
 
             driver = cuda_driver()
@@ -235,7 +235,7 @@ class _Programs:
     def _through_python(self, record: ProgramRecord, name: str) -> Callable[[list[Any]], list[Any]]:
         image = mapped(self._file, name, self._target, kernel_resolver(functions_image(self._file, self._target)))
         description = self._description(record)
-        if not self._place.target.capability:
+        if not self._place.target.is_gpu:
             return python_callable(description, image, *self._values(record))
         import torch
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ..host.gpu.runtime_ir import FIRST_GPU
+from ..host.gpu.runtime_ir import FIRST_GPU, is_hip
 from ..host.runtime.callables import HostRuntime
 from ..host.runtime.settings import settle_runtime
 from ..host.symbols import TORCH_ERROR, cuda_shim_address, handle_offset, missing, shim_address, symbols
@@ -20,6 +20,9 @@ from .image import ImageTable, MappedImage, map_image
 
 if TYPE_CHECKING:
     from ..host.gpu.driver import Driver
+
+HIP = "hip"
+"""The target of the section with the runtime of launches on GPUs of AMD's."""
 
 log = logging.getLogger("stepwell")
 
@@ -128,14 +131,13 @@ def functions_image(file: PackageFile, target: str) -> MappedImage | None:
 def gpu_image(file: PackageFile, driver: Driver, first: int = 0) -> MappedImage:
     """The part of the runtime that launches on a GPU, for a driver; `first` as of `host_image`."""
     addresses, host = driver.symbols(), host_image(file, first)
+    api = HIP if is_hip(addresses) else ""
     with _lock:
-        key = f"{id(driver)} {first} {file.section('code', 'gpu-runtime').sha256}"
+        key = f"{id(driver)} {first} {file.section('code', 'gpu-runtime', api).sha256}"
         if key not in _kept:
             own = {name: host.address(name) for name in (FIRST_GPU,) if name in host}
-            image = mapped(
-                file, "gpu-runtime", resolve=lambda name: own.get(name) or addresses.get(name) or process_address(name), forever=True
-            )
-            _kept[key] = driver, image
+            resolve = lambda name: own.get(name) or addresses.get(name) or process_address(name)  # noqa: E731
+            _kept[key] = driver, mapped(file, "gpu-runtime", api, resolve, forever=True)
         return _kept[key][1]
 
 

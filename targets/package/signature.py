@@ -47,13 +47,20 @@ class EntryPoint(Record):
 
 
 class Target(Record):
-    """What the code of a package was made for. features: what the CPU must have, as Linux names it; capability: of a GPU, 90 for sm_90, 0
-    where kernels run on the CPU; multiprocessors: how many the GPU must have, for kernels whose programs wait for each other."""
+    """What the code of a package was made for. features: what the CPU must have, as Linux names it; capability: of a GPU of
+    NVIDIA's, 90 for sm_90; architecture: of one of AMD's, gfx942; multiprocessors: how many the GPU must have, for kernels whose programs
+    wait for each other."""
 
     name: str
     features: tuple[str, ...] = ()
     capability: int = 0
     multiprocessors: int = 0
+    architecture: str = ""
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether kernels run on a GPU."""
+        return self.capability > 0 or self.architecture != ""
 
 
 class Signature(Record):

@@ -79,7 +79,9 @@ def has_fast_attention(device: str) -> bool:
 
     if device == "cpu":  # its kernels are interpreted
         return False
-    if chosen_gpu() is not None or not torch.cuda.is_available():
+    if (chosen := chosen_gpu()) is not None:
+        return chosen.backend == "cuda"
+    if not torch.cuda.is_available():
         return torch.version.hip is None
     cudnn = torch.backends.cudnn
     return torch.version.hip is None and cudnn.is_available() and cudnn.enabled and torch.cuda.get_device_capability(device) >= (8, 0)

@@ -84,8 +84,9 @@ def test_what_the_runtimes_need_of_others_is_looked_for():
     text = re.sub(r";.*", "", runtime_ir.runtime_text(16))
     wanted = {name for _, name, _ in DECLARED.findall(text)} | set(re.findall(r"^@(\w+) = external", text, re.MULTILINE))
     assert {name for name in wanted if not name.startswith("llvm.")} <= symbols.symbols().keys()
-    declared = {name for _, name, _ in DECLARED.findall(gpu_runtime.gpu_runtime_text())}
-    assert {name for name in declared if not name.startswith("llvm.")} == gpu_runtime.DRIVER_SYMBOLS
+    for hip, known in ((False, gpu_runtime.DRIVER_SYMBOLS), (True, gpu_runtime.HIP_SYMBOLS)):
+        declared = {name for _, name, _ in DECLARED.findall(gpu_runtime.gpu_runtime_text(hip))}
+        assert {name for name in declared if not name.startswith("llvm.")} == known
 
 
 def test_several_files_are_one_module(tmp_path):

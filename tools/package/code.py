@@ -28,6 +28,7 @@ from ...targets.host.symbols import handle_offset
 from ...targets.package import schema
 from ...targets.package.errors import PackageError
 from ...targets.package.format import PackageFile, Section
+from ...targets.package.process import HIP
 from ...targets.package.programs import BinaryRecord, BoxRecord, DescriptorRecord, KernelRecord, record_of
 from ...targets.triton.gpu import is_portable
 from ..backend.compile_graph import build, fitted_pipeline, lower_graph
@@ -102,9 +103,10 @@ class CodeSections:
         self._branches: list[Branches] = []
         """Of the graph that is being compiled, and of its bodies."""
         self._bodies = 0
-        self._cubins: dict[tuple[str, str], bytes] = {}
+        self._binaries: dict[tuple[str, str, str], bytes] = {}
+        """Of kernels for GPUs, by kind (cubin, hsaco), name and target."""
         self._ptx: dict[tuple[str, str], bytes] = {}
-        """Of the best target whose PTX later GPUs take, compressed; the keys are those of the cubins."""
+        """Of the best target whose PTX later GPUs take, compressed; the keys are the names and targets of the cubins."""
         self._ir: dict[tuple[str, str], bytes] = {}
         """By name and target, compressed."""
         self._sections: list[tuple[Section, bytes]] = []
@@ -217,15 +219,17 @@ class CodeSections:
         return KernelRecord(kernel.name, place, kernel.aligned, kernel.even, kernel.overlaps, described, (first, second, third))
 
     def _binary(self, binary: Binary) -> BinaryRecord:
+        assert self._level is not None and self._level.gpu is not None
         name = hashlib.sha256(binary.code).hexdigest()
-        self._cubins[name, self._here] = binary.code
+        self._binaries[self._level.gpu.binary, name, self._here] = binary.code
         boxes = tuple(BoxRecord(b.element, b.swizzle, b.sizes) for b in binary.boxes)
         return BinaryRecord(binary.name, name, binary.threads, binary.shared, boxes)
 
     def _keep_ptx(self, kernel: GpuKernel, variant: Variant, name: str) -> None:
         """Keep the PTX of a variant, unless it is for one architecture alone, or a better target has some."""
         assert self._level is not None
-        if not is_portable(self._level.target.capability) or any(target != self._here for _, target in self._ptx):
+        capability = self._level.target.capability
+        if not capability or not is_portable(capability) or any(target != self._here for _, target in self._ptx):
             return
         text = kernel.ptx(addresses=variant != Variant.NOTHING, sizes=variant == Variant.ALL)
         self._ptx[name, self._here] = zlib.compress(text.encode(), 6)
@@ -258,11 +262,13 @@ class CodeSections:
         self._add("selftest", "", [code], exported([code]))
         record: Any = record_of(description, (), (), ())
         self._sections.append((Section("program", "selftest", 0, 0, ""), schema.dump(record)))
-        if self._cubins:
-            gpu = compile_text(gpu_runtime_text(), wanted=wanted)
-            self._add("gpu-runtime", "", [gpu], exported([gpu]))
-        for kind, found in (("cubin", self._cubins), ("ptx", self._ptx)):
-            self._sections += [(Section(kind, name, 0, 0, "", target), found[name, target]) for name, target in sorted(found)]
+        for kind, api in (("cubin", ""), ("hsaco", HIP)):
+            if any(one == kind for one, _, _ in self._binaries):
+                gpu = compile_text(gpu_runtime_text(hip=api == HIP), wanted=wanted)
+                self._add("gpu-runtime", api, [gpu], exported([gpu]))
+        texts = {("ptx", *key): text for key, text in self._ptx.items()}
+        for found in (self._binaries, texts):
+            self._sections += [(Section(kind, name, 0, 0, "", target), found[kind, name, target]) for kind, name, target in sorted(found)]
         return [*self._sections, *((Section("ir", name, 0, 0, "", target), text) for (name, target), text in self._ir.items())]
 
 

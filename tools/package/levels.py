@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
+import torch
+
+from ...dialects.support.record import changed
 from ...passes.cost.machine.gpu import machine
 from ...passes.manager.errors import did_you_mean
 from ...targets.cpu import features as cpu
@@ -16,6 +19,8 @@ from ...targets.package.signature import Target
 from ...targets.triton.gpu import GpuTarget, gpu_target, use_gpu
 
 _V3 = ("abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "popcnt", "sse4_2")
+AMD_GPUS = ("gfx90a", "gfx942", "gfx950")
+"""GPUs of AMD's that there are targets for: those of data centres, with waves of 64."""
 _V4 = (*_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
 
 
@@ -45,7 +50,7 @@ class Level:
 
 
 def level_of(name: str) -> Level:
-    """The level of that name: cpu-v3, cpu-v4, cpu-native, sm_90. PackageError for another one."""
+    """The level of that name: cpu-v3, cpu-v4, cpu-native, sm_90, gfx942. PackageError for another one."""
     if name == "cpu-v3":
         return Level(Target(name, _V3), cpu.target("avx2"))
     if name == "cpu-v4":
@@ -54,11 +59,17 @@ def level_of(name: str) -> Level:
         host = cpu.target()
         return Level(Target(name, _native_features(host)), host)
     if found := re.fullmatch(r"sm_(\d+)", name):
-        usual = machine(name)
-        return Level(Target(name, _V3, int(found[1]), usual.together), cpu.target("avx2"), gpu_target(name))
-    known = ("cpu-v3", "cpu-v4", "cpu-native", "sm_80", "sm_90")
+        return _gpu_level(Target(name, _V3, int(found[1])))
+    if name in AMD_GPUS:
+        return _gpu_level(Target(name, _V3, architecture=name))
+    known = ("cpu-v3", "cpu-v4", "cpu-native", "sm_80", "sm_90", *AMD_GPUS)
     hint = did_you_mean(name, known) or f"; there are: {', '.join(known)}"
     raise PackageError(f"there is no target '{name}'{hint}")
+
+
+def _gpu_level(target: Target) -> Level:
+    """The level of a target for a GPU, which has as many multiprocessors as a usual one."""
+    return Level(changed(target, multiprocessors=machine(target.name).together), cpu.target("avx2"), gpu_target(target.name))
 
 
 def _native_features(host: cpu.Target) -> tuple[str, ...]:
@@ -71,7 +82,7 @@ def _native_features(host: cpu.Target) -> tuple[str, ...]:
 def default_levels(device: str) -> tuple[str, ...]:
     """The targets of a package that names none: the levels up to this machine's, and for a GPU those that torch's wheels are made for."""
     if device.startswith("cuda"):
-        return ("sm_80", "sm_90")
+        return ("gfx90a", "gfx942") if torch.version.hip else ("sm_80", "sm_90")
     here = cpu_features()
     return tuple(name for name, needs in (("cpu-v4", _V4), ("cpu-v3", _V3)) if name == "cpu-v3" or here.issuperset(needs))
 

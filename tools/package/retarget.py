@@ -65,7 +65,7 @@ def _sections(
 
 def _known(signature: Signature, level: Level) -> str:
     """A target of the package that is of the same kind of device as a level, "" where there is none."""
-    return next((t.name for t in signature.targets if (t.capability > 0) == level.is_gpu), "")
+    return next((t.name for t in signature.targets if t.is_gpu == level.is_gpu), "")
 
 
 def _names(file: PackageFile, signature: Signature, level: Level) -> list[str]:

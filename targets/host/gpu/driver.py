@@ -1,4 +1,4 @@
-"""The CUDA driver as host programs use it: `libcuda`, found at run time, through ctypes.
+"""The CUDA driver as host programs use it: `libcuda`, found at run time, through ctypes. hip.py is the same for GPUs of AMD's.
 
     driver = cuda_driver()
     loaded = driver.load(context, kernel, Variant.ALL)
@@ -114,12 +114,8 @@ class CudaDriver:
 
     def symbols(self) -> dict[str, int]:
         """See Driver; what torch lacks is left out."""
-        from ..symbols import cuda_shim_address, shim_address
-
-        found = {name: _address(self._library, name) for name in _CALLS}
-        torch = {name: cuda_shim_address(name) for name in _TORCH}
-        torch["torch_from_blob"] = shim_address("torch_from_blob")
-        return {name: address for name, address in {**found, **torch}.items() if address}
+        found = {name: address_in(self._library, name) for name in _CALLS}
+        return {name: address for name, address in {**found, **torch_symbols()}.items() if address}
 
     def context(self) -> int:
         """See Driver."""
@@ -158,13 +154,7 @@ class CudaDriver:
         maps: Maps = (),
     ) -> int:
         """See Driver."""
-        words = (ctypes.c_int64 * (len(values) + 1))(*values, 0)
-        start = ctypes.addressof(words)
-        places = [start + 8 * min(k, len(values)) for k in range(len(values) + EXTRA_ARGUMENTS)]
-        held = [(position, ctypes.create_string_buffer(code, len(code))) for position, code in maps]
-        for position, room in held:
-            places[position] = ctypes.addressof(room)
-        params = (ctypes.c_void_p * len(places))(*places)
+        params, _held = parameters(values, maps)
         attribute = LaunchAttribute(DriverCode.PROGRAMMATIC_STREAM_SERIALIZATION.value, 0, (1,))
         config = LaunchConfig(tuple(grid), (threads, 1, 1), shared, stream, ctypes.pointer(attribute), int(overlaps))
         return self._library.cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(function), params, None)
@@ -182,21 +172,46 @@ class CudaDriver:
             raise LaunchError(f"{what}: {self.message(code)}")
 
 
-def _address(library: ctypes.CDLL, name: str) -> int | None:
+def parameters(values: Sequence[int], maps: Maps) -> tuple[Any, tuple[Any, ...]]:
+    """The addresses of a kernel's arguments as a launch takes them, and what they point to, which has to live as long."""
+    words = (ctypes.c_int64 * (len(values) + 1))(*values, 0)
+    start = ctypes.addressof(words)
+    places = [start + 8 * min(k, len(values)) for k in range(len(values) + EXTRA_ARGUMENTS)]
+    held = [(position, ctypes.create_string_buffer(code, len(code))) for position, code in maps]
+    for position, room in held:
+        places[position] = ctypes.addressof(room)
+    return (ctypes.c_void_p * len(places))(*places), (words, *(room for _, room in held))
+
+
+def torch_symbols() -> dict[str, int | None]:
+    """The addresses of what native entries call of torch around launches; None of a function that it lacks."""
+    from ..symbols import cuda_shim_address, shim_address
+
+    return {**{name: cuda_shim_address(name) for name in _TORCH}, "torch_from_blob": shim_address("torch_from_blob")}
+
+
+def address_in(library: ctypes.CDLL, name: str) -> int | None:
+    """The address of a function of a library; None where it has none of that name."""
     return ctypes.cast(getattr(library, name), ctypes.c_void_p).value if hasattr(library, name) else None
 
 
 @cache
-def _cuda() -> Driver:
-    return CudaDriver()
+def _own_driver() -> Driver:
+    import torch
+
+    if not torch.version.hip:
+        return CudaDriver()
+    from .hip import HipDriver
+
+    return HipDriver()
 
 
 _chosen: list[Driver] = []
 
 
 def cuda_driver() -> Driver:
-    """The driver that launches go to. LaunchError when this machine has none."""
-    return _chosen[-1] if _chosen else _cuda()
+    """The driver that launches go to: CUDA's, or HIP where torch is built for that. LaunchError when this machine has none."""
+    return _chosen[-1] if _chosen else _own_driver()
 
 
 @contextmanager

@@ -4,12 +4,14 @@ share), linked once a process. The constants are those that Python and the text 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 from pathlib import Path
 
 from ...llvm_text import llvm_text
 
 FILES = tuple(Path(__file__).with_name(f"{name}.ll") for name in ("runtime", "descriptors"))
+HIP_FILES = (*FILES, Path(__file__).with_name("hip.ll"))
 
 
 class Variant(IntEnum):
@@ -76,6 +78,14 @@ DRIVER_SYMBOLS = frozenset(
 )  # fmt: skip
 """What the functions call."""
 
+HIP_SYMBOLS = frozenset(
+    (
+        "aoti_torch_create_cuda_guard", "aoti_torch_delete_cuda_guard", "aoti_torch_get_current_cuda_stream", "hipGetDevice",
+        "hipModuleLaunchKernel", "torch_from_blob",
+    )
+)  # fmt: skip
+"""What they call where HIP is in the place of CUDA's driver; torch's functions have the same names there."""
+
 FIRST_GPU = "stepwell_first_gpu"
 """The number of the runtime (runtime/arguments.ll) that is added to the numbers of GPUs."""
 
@@ -89,9 +99,14 @@ GPU_FUNCTIONS: dict[str, str] = {
 """The functions that entries call, with their LLVM types."""
 
 
-def gpu_runtime_text() -> str:
-    """The module's text."""
-    return llvm_text(FILES, placeholders())
+def gpu_runtime_text(hip: bool = False) -> str:
+    """The module's text; `hip`: for GPUs of AMD's."""
+    return llvm_text(HIP_FILES if hip else FILES, placeholders())
+
+
+def is_hip(addresses: Mapping[str, int]) -> bool:
+    """Whether a driver that has these functions (Driver.symbols) is HIP."""
+    return "hipModuleLaunchKernel" in addresses
 
 
 def placeholders() -> dict[str, object]:

@@ -13,7 +13,7 @@ from functools import cache
 from ...cpu.cache import shared_object
 from ...cpu.jit import Library, load_object
 from ..gpu.driver import Driver, LaunchError, cuda_driver
-from ..gpu.runtime_ir import DRIVER_SYMBOLS, FIRST_GPU, GPU_FUNCTIONS, gpu_runtime_text
+from ..gpu.runtime_ir import DRIVER_SYMBOLS, FIRST_GPU, GPU_FUNCTIONS, HIP_SYMBOLS, gpu_runtime_text, is_hip
 from ..symbols import handle_offset, missing, symbols
 from .callables import HostRuntime, HostUnavailable
 from .runtime_ir import FUNCTIONS, runtime_text
@@ -65,10 +65,10 @@ def gpu_runtime(driver: Driver) -> dict[str, int]:
         found = _gpu_libraries.get(id(driver))
         if found is None:
             addresses = {**driver.symbols(), FIRST_GPU: first}
-            absent = sorted(DRIVER_SYMBOLS - addresses.keys())
+            absent = sorted((HIP_SYMBOLS if is_hip(addresses) else DRIVER_SYMBOLS) - addresses.keys())
             if absent:
                 raise HostUnavailable(f"native launches need {', '.join(absent)}")
-            found = _gpu_libraries[id(driver)] = driver, load_object(shared_object(gpu_runtime_text()), addresses)
+            found = _gpu_libraries[id(driver)] = driver, load_object(shared_object(gpu_runtime_text(is_hip(addresses))), addresses)
     return {name: found[1].address(name) for name in GPU_FUNCTIONS}
 
 

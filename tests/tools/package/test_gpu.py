@@ -2,6 +2,7 @@
 
 import ctypes
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from stepwell.targets.package.errors import PackageError
 from stepwell.targets.package.format import Section, open_package, packed, read_package
 from stepwell.targets.package.gpu import Place, first_gpu, gpu_place, on_device
 from stepwell.targets.package.kernels import has_ptx, kernels_of
+from stepwell.targets.package.layout import HEADER, Feature
 from stepwell.targets.package.process import host_image
 from stepwell.targets.package.programs import ItemRecord, ProgramRecord
 from stepwell.targets.package.schema import dump
@@ -25,7 +27,9 @@ from stepwell.targets.package.trees import Tree
 from stepwell.tools.options.options import make_options
 from stepwell.tools.package.code import CodeSections, without_folders
 from stepwell.tools.package.exported import exported_graph
-from stepwell.tools.package.levels import level_of
+from stepwell.tools.package.inspection.facts import facts_of
+from stepwell.tools.package.levels import default_levels, level_of
+from stepwell.tools.package.retarget import retarget
 
 FILES = Path(__file__).parents[2] / "targets" / "package" / "files"
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
@@ -131,10 +135,29 @@ def test_the_best_target_whose_ptx_later_gpus_take_has_some():
         kernels_of(file, records["sm_80"], "sm_80", from_ptx=True)
 
 
+def test_kernels_for_amd_are_hsaco_with_a_runtime_of_their_own():
+    code, records = CodeSections(), {}
+    for name in ("sm_90", "gfx942"):
+        with code.level(level_of(name)):
+            records[name] = code.add_kernels(FakeDescription([FakeKernel("a")]))
+    sections = code.finish()
+    data = b"".join(packed(sections, {}, "0"))
+    file = read_package(data)
+    assert HEADER.unpack(data[: HEADER.size])[3] == Feature.AMD_GPUS
+    kinds = {(s.kind, s.target) for s in file.index.sections if s.kind in ("cubin", "hsaco", "ptx")}
+    assert kinds == {("cubin", "sm_90"), ("hsaco", "gfx942")}
+    assert {s.target for s in file.of_kind("code") if s.name == "gpu-runtime"} == {"", "hip"}
+    (kernel,) = kernels_of(file, records["gfx942"], "gfx942")
+    assert {b.code for b in kernel.binaries} == {b"a True True", b"a False False", b"a True False"}
+    only = [(s, c) for s, c in sections if s.kind == "cubin"]
+    assert HEADER.unpack(b"".join(packed(only, {}, "0"))[: HEADER.size])[3] == Feature.NONE
+
+
 @dataclass(frozen=True)
 class FakeProperties:
     multi_processor_count: int = 100
     shared_memory_per_block_optin: int = 1 << 17
+    gcnArchName: str = "gfx942:sramecc+:xnack-"  # noqa: N815
 
 
 @pytest.fixture
@@ -178,6 +201,20 @@ def test_what_a_gpu_lacks_is_named(pretend_gpus):
     assert gpu_place(file, signature, target, "cuda:2") == "torch finds no cuda:2"
     pretend_gpus(80, 80, properties=FakeProperties(20, 1000))
     assert gpu_place(file, signature, target, "cuda:1") == Place(target, "cuda:1")
+
+
+def test_code_for_amd_runs_on_its_architecture(pretend_gpus, monkeypatch):
+    file, _ = gpu_sections("gfx942")
+    place = partial(gpu_place, file, Signature((), (), 16))
+    target, other = (level_of(name).target for name in ("gfx942", "gfx90a"))
+    pretend_gpus(90, 90)
+    assert place(target, "cuda") == "torch finds no GPU of AMD's"
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert place(target, "cuda:1") == Place(target, "cuda:1")
+    assert place(other, "cuda") == "the GPU is a gfx942"
+    assert place(Target("sm_90", capability=90), "cuda") == "torch finds no GPU of NVIDIA's"
+    assert "100 multiprocessors, and 101 are needed" in str(place(changed(target, multiprocessors=101), "cuda"))
+    assert default_levels("cuda:0") == ("gfx90a", "gfx942")
 
 
 def test_programs_are_moved_to_another_gpu():
@@ -226,6 +263,13 @@ def test_a_package_for_gpus_and_the_cpu(tmp_path):
         (first, *_) = kernels_of(file, file.load(ProgramRecord, "program", "forward", "sm_80").kernels, "sm_80", from_ptx=True)
         assert all(b".target sm_80" in binary.code for binary in first.binaries)
     torch.testing.assert_close(stepwell.load(path)(x), model(x))
+    retarget(path, ["gfx942"], to=tmp_path / "b.stepwell")
+    with open_package(tmp_path / "b.stepwell") as file:
+        binaries = [bytes(file.bytes_of(s)) for s in file.of_kind("hsaco")]
+        assert binaries and all(code.startswith(b"\x7fELF") and b"gfx942" in code for code in binaries)
+        assert all(p.target == "gfx942" and p.kernels and p.code_bytes > sum(map(len, binaries)) for p in facts_of(file).programs)
+    with pytest.raises(PackageError, match="runs none of its code.*gfx942: torch finds no GPU of AMD's"):
+        stepwell.load(tmp_path / "b.stepwell")
     if not torch.cuda.is_available():
         with pytest.raises(PackageError, match="runs none of its code.*sm_90: torch finds no GPU"):
             stepwell.load(path, device="cuda")

@@ -95,8 +95,9 @@ def facts_of(file: PackageFile) -> Facts:
 
 def _program(file: PackageFile, section: Section) -> ProgramFacts:
     record: ProgramRecord = file.load(ProgramRecord, "program", section.name, section.target)
-    cubins = {binary.section for kernel in record.kernels for binary in kernel.binaries}
-    code = [file.find("code", section.name, section.target), *(file.find("cubin", name, section.target) for name in cubins)]
+    binaries = {binary.section for kernel in record.kernels for binary in kernel.binaries}
+    places = [("code", section.name), *((kind, name) for kind in ("cubin", "hsaco") for name in binaries)]
+    code = [file.find(kind, name, section.target) for kind, name in places]
     return ProgramFacts(
         section.name,
         section.target,
