@@ -52,17 +52,23 @@ rows(torch.randn(33, 300), torch.randn(33, 300), torch.randint(9, (33,)))
 """
 
 
-def texts(folder: Path, seed: int) -> dict[str, str]:
-    """Every file about the compilation, in a process of its own."""
+def start(folder: Path, seed: int) -> subprocess.Popen[str]:
+    """A process that writes every file about the compilation."""
     environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
-    made = subprocess.run([sys.executable, "-c", PROGRAM, str(folder)], env=environment, capture_output=True, text=True, timeout=300)
-    assert made.returncode == 0, made.stderr[-3000:]
+    return subprocess.Popen([sys.executable, "-c", PROGRAM, str(folder)], env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def texts(folder: Path, process: subprocess.Popen[str]) -> dict[str, str]:
+    """The files that a process wrote."""
+    errors = process.communicate(timeout=300)[1]
+    assert process.returncode == 0, errors[-3000:]
     return {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @pytest.mark.long
 def test_two_processes_make_the_same(tmp_path):
-    first, second = (texts(tmp_path / str(seed), seed) for seed in (1, 2))
+    folders = [tmp_path / str(seed) for seed in (1, 2)]
+    first, second = (texts(*pair) for pair in [(folder, start(folder, int(folder.name))) for folder in folders])
     assert len([name for name in first if name.endswith("kernels.ll")]) >= 6
     assert list(first) == list(second)
     assert [name for name in first if first[name] != second[name]] == []

@@ -1,5 +1,5 @@
 """Properties, by hypothesis: chains of views, graphs of pointwise operators and reductions, and programs of in-place updates
-through views mean what they mean in eager. Six hundred of each in CI; STEPWELL_EXAMPLES=100000 for more, then with fresh random
+through views mean what they mean in eager. Two hundred of each in CI; STEPWELL_EXAMPLES=100000 for more, then with fresh random
 numbers in each run.
 
 An example holds several programs that are compiled as one graph, since most of the time of a small one is not its own. The one
@@ -19,7 +19,7 @@ from support import traced
 from stepwell.tools.backend.compile_graph import compile_graph
 from stepwell.tools.options.options import Options
 
-EXAMPLES = int(os.environ.get("STEPWELL_EXAMPLES", "600"))
+EXAMPLES = int(os.environ.get("STEPWELL_EXAMPLES", "200"))
 
 
 def examples(batch: int) -> settings:

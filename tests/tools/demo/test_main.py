@@ -78,7 +78,7 @@ def test_unknown_backend(tmp_path):
 @pytest.mark.long
 @needs_packages
 def test_the_whole_demo_in_short(tmp_path):
-    done, numbers = run_demo(tmp_path, "absolute value", "--limit", "192", "--epochs", "2")
+    done, numbers = run_demo(tmp_path, "absolute value", "--limit", "64", "--epochs", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(numbers["search"]["answers"]) == 5
     assert numbers["search"]["max_error"] <= demo.MAX_ERROR
