@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, TypeAlias
@@ -12,6 +12,8 @@ from ...errors import StepwellError
 if TYPE_CHECKING:
     from xdsl.context import Context
     from xdsl.dialects.builtin import ModuleOp
+
+    from ...targets.triton.compile import CompiledKernel
 
 Emitter: TypeAlias = "Callable[[ModuleOp, Context], str | bytes]"
 
@@ -26,6 +28,7 @@ TARGETS: dict[str, str] = {
     "llir": ".emit:emit_gpu",
     "ptx": ".emit:emit_gpu",
     "cubin": ".emit:emit_gpu",
+    "sass": ".emit:emit_sass",
     "amdgcn": ".emit:emit_gpu",
     "hsaco": ".emit:emit_gpu",
 }
@@ -93,16 +96,33 @@ def emit_ttir(module: ModuleOp, ctx: Context) -> str:
 
 def emit_gpu(stage: str, module: ModuleOp, ctx: Context) -> str | bytes:
     """What Triton makes of the kernels of `module` for its machine, up to `stage`; needs no GPU. Binaries are of one kernel."""
-    from ...passes.cost.machine import Gpu, machine_of
-    from ...targets.triton.compile import compile_kernels
-    from ...targets.triton.emit import kernel_modules
-    from ...targets.triton.gpu import gpu_target
-
-    built = compile_kernels(kernel_modules(module), gpu_target(machine_of(module, Gpu).name), stage=stage)
+    built = gpu_kernels(module, stage)
     if len(built) == 1:
         return built[0].code
     texts = [one.code for one in built if isinstance(one.code, str)]
     if len(texts) < len(built):
         names = ", ".join(f"@{one.name}" for one in built)
         raise TranslationError(f"a {stage} file holds one kernel, the module has {names}; take the others out of its text first")
+    return _of_several(built, texts)
+
+
+def emit_sass(module: ModuleOp, ctx: Context) -> str:
+    """The instructions of the same, where the machine is one of NVIDIA's."""
+    from ...targets.triton.sass import sass_texts
+
+    built = gpu_kernels(module, "cubin")
+    return _of_several(built, sass_texts(built))
+
+
+def gpu_kernels(module: ModuleOp, stage: str | None = None) -> list[CompiledKernel]:
+    """The kernels of a module, compiled for its machine up to a stage, by default to binaries."""
+    from ...passes.cost.machine import Gpu, machine_of
+    from ...targets.triton.compile import compile_kernels
+    from ...targets.triton.emit import kernel_modules
+    from ...targets.triton.gpu import gpu_target
+
+    return compile_kernels(kernel_modules(module), gpu_target(machine_of(module, Gpu).name), stage=stage)
+
+
+def _of_several(built: Sequence[CompiledKernel], texts: Sequence[str]) -> str:
     return "".join(f"// ----- @{one.name}\n{text}" for one, text in zip(built, texts, strict=True))
