@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from xdsl.dialects.builtin import ModuleOp
 
 from ..backend.compile_graph import context
-from ..opt.emit import emit_gpu, emit_llvm
+from ..opt.emit import emit_gpu, emit_llvm, emit_sass, gpu_kernels
 from .tables import Origins
+
+if TYPE_CHECKING:
+    from ...passes.cost.machine import Gpu
+    from ...targets.triton.compile import CompiledKernel
+    from ...targets.triton.gpu import GpuTarget
 
 _FX_NODE = re.compile(r"^\s+(\w+)(?:: [^=]*)? = ")
 _BEGINS = {
     "llvm": re.compile(r"^define [^@]*@\"?([\w.$-]+)\"?\("),
     "asm": re.compile(r"^([A-Za-z_][\w.$]*):"),
     "ptx": re.compile(r"^\s*(?:\.visible )?\.(?:entry|func)\s+(?:\([^)]*\)\s*)?([\w$]+)\("),
+    "sass": re.compile(r"^([A-Za-z_][\w.$]*):"),
+    "amdgcn": re.compile(r"^([A-Za-z_][\w.$]*):"),
 }
-_ENDS = {"llvm": re.compile(r"^}"), "asm": re.compile(r"^\.Lfunc_end|^\s*\.cfi_endproc"), "ptx": re.compile(r"^}")}
+_ENDS = {
+    "llvm": re.compile(r"^}"),
+    "asm": re.compile(r"^\.Lfunc_end|^\s*\.cfi_endproc"),
+    "ptx": re.compile(r"^}"),
+    "sass": re.compile(r"^$"),
+    "amdgcn": re.compile(r"^\.Lfunc_end"),
+}
 
 
 def fx_level(gm: Any, text: str, origins: Origins) -> dict[str, Any]:
@@ -48,7 +62,7 @@ def fx_level(gm: Any, text: str, origins: Origins) -> dict[str, Any]:
 
 
 def code_level(name: str, text: str, places: Mapping[str, list[int]], origins: Origins) -> dict[str, Any]:
-    """The level of LLVM IR ("llvm"), assembly ("asm") or PTX ("ptx"): an operation for each function. `places`: kernel -> its origins."""
+    """A level of code (llvm, asm, ptx, sass, amdgcn): an operation for each function. `places`: kernel -> its origins."""
     operations: list[dict[str, Any]] = []
     for symbol, first, last in functions(name, text):
         one: dict[str, Any] = {"op": "function", "line": first, "end": last, "symbol": symbol}
@@ -76,23 +90,59 @@ def _assembly(module: ModuleOp) -> str:
     return assembly(emit_llvm(module, context()))
 
 
-def _ptx(module: ModuleOp) -> str:
-    text = emit_gpu("ptx", module, context())
+def _of_triton(stage: str, module: ModuleOp) -> str:
+    text = emit_gpu(stage, module, context())
     return text if isinstance(text, str) else text.decode()
 
 
-CPU_CODE: dict[str, Callable[[ModuleOp], str]] = {"llvm": lambda module: emit_llvm(module, context()), "asm": _assembly}
-GPU_CODE: dict[str, Callable[[ModuleOp], str]] = {"ptx": _ptx}
-"""Level -> what makes its text from the module of the last one. Raises StepwellError where the toolchain is not there."""
+_CODE: dict[str, dict[str, Callable[[ModuleOp], str]]] = {
+    "cpu": {"llvm": lambda module: emit_llvm(module, context()), "asm": _assembly},
+    "cuda": {"ptx": partial(_of_triton, "ptx"), "sass": lambda module: emit_sass(module, context())},
+    "hip": {"amdgcn": partial(_of_triton, "amdgcn")},
+}
+"""CPU, or Triton's back end -> level -> what makes its text from the module of the last one."""
 
 
-def gpu_resources(module: ModuleOp) -> dict[str, dict[str, int]]:
-    """Kernel -> `registers` of a thread, bytes of `spills`, bytes of `shared` memory of a program; what the assembler does not say is left
-    out. Raises StepwellError where kernels cannot be assembled."""
+def code_of(module: ModuleOp) -> dict[str, Callable[[ModuleOp], str]]:
+    """Level of code -> what makes its text; that raises StepwellError where the toolchain is not there."""
+    return _CODE[_gpu(module).backend if has_gpu_kernels(module) else "cpu"]
+
+
+def has_gpu_kernels(module: ModuleOp) -> bool:
+    """Whether kernels of a module are for a GPU."""
+    return any(op.name.startswith("tt.") for op in module.body.block.ops)
+
+
+def _gpu(module: ModuleOp) -> GpuTarget:
     from ...passes.cost.machine import Gpu, machine_of
-    from ...targets.triton.compile import compile_kernels
-    from ...targets.triton.emit import kernel_modules
     from ...targets.triton.gpu import gpu_target
 
-    built = compile_kernels(kernel_modules(module), gpu_target(machine_of(module, Gpu).name))
-    return {one.name: {key: n for key in ("registers", "spills", "shared") if (n := one.details.get(key)) is not None} for one in built}
+    return gpu_target(machine_of(module, Gpu).name)
+
+
+def gpu_resources(module: ModuleOp) -> dict[str, dict[str, Any]]:
+    """Kernel -> what it takes of a multiprocessor (docs/reference/explorer-json.md); what the assembler does not say is left out. Raises
+    StepwellError where kernels cannot be assembled."""
+    from ...passes.cost.machine import Gpu, machine_of
+
+    gpu = machine_of(module, Gpu)
+    return {one.name: _resources(one, gpu) for one in gpu_kernels(module, "amdgcn" if _gpu(module).backend == "hip" else None)}
+
+
+_USED = {
+    "registers": re.compile(r"^\s*\.vgpr_count:\s+(\d+)", re.MULTILINE),
+    "spills": re.compile(r"^\s*\.private_segment_fixed_size:\s+(\d+)", re.MULTILINE),
+}
+"""Where assembly for AMD's GPUs says what a kernel uses, in the notes at its end."""
+
+
+def _resources(kernel: CompiledKernel, gpu: Gpu) -> dict[str, Any]:
+    from ...passes.cost.machine.occupancy import occupancy
+
+    found = {key: n for key in ("registers", "spills", "shared") if (n := kernel.details.get(key)) is not None}
+    if isinstance(kernel.code, str):
+        found.update((key, int(match[1])) for key, rule in _USED.items() if (match := rule.search(kernel.code)))
+    found["warps"] = warps = kernel.details.get("num_warps", kernel.options.num_warps)
+    if "registers" in found and (held := occupancy(gpu, warps, found["registers"], found.get("shared", 0))):
+        found.update(programs=held.programs, occupancy=held.share, limit=held.limit)
+    return found

@@ -21,7 +21,7 @@ from ...passes.manager.pipeline_text import pass_text
 from ..explain.collect import Collector, function_of
 from ..explain.model import Graph
 from .changes import Snapshot, change
-from .code import CPU_CODE, GPU_CODE, code_level, fx_level, gpu_resources
+from .code import code_level, code_of, fx_level, gpu_resources, has_gpu_kernels
 from .levels import level_of
 from .printed import Printed
 from .tables import Origins, Tables
@@ -175,15 +175,14 @@ class Watcher(Collector):
                 if name := op.get("calls"):
                     known = places.setdefault(name, [])
                     known += [k for k in op.get("at", ()) if k not in known]
-        on_gpu = any(op.name.startswith("tt.") for op in module.body.block.ops)
-        for name, make in (GPU_CODE if on_gpu else CPU_CODE).items():
+        for name, make in code_of(module).items():
             try:
                 text = make(module)
             except StepwellError as error:
                 found.missing[name] = str(error)
                 continue
             found.levels.append(code_level(name, text, places, found.origins))
-        if on_gpu:
+        if has_gpu_kernels(module):
             self._resources(found, module)
 
     def _resources(self, found: Record, module: ModuleOp) -> None:

@@ -188,7 +188,8 @@ def test_kernels_of_a_gpu_and_what_is_missing_for_them():
     finally:
         stepwell.unregister_target("interpreted")
     (graph,) = found.data["graphs"]
-    assert list(levels(graph))[-3:] == ["tt", "host", "ptx"] or (list(levels(graph))[-2:] == ["tt", "host"] and graph["missing"]["ptx"])
+    code = [name for name in ("ptx", "sass") if name not in graph["missing"]]
+    assert list(levels(graph))[-2 - len(code) :] == ["tt", "host", *code]
     (step,) = graph["kernels"]
     assert {"mem", "tt", "host"} <= set(step["operations"])
     json.loads(found.json())
@@ -251,6 +252,8 @@ def test_a_change_is_a_difference_or_two_texts():
         ("llvm", "declare void @g()\ndefine void @f(ptr %a) #0 {\nentry:\n}\n", [("f", 2, 4)]),
         ("asm", "\t.text\nf:\n\tret\n.Lfunc_end0:\n.LCPI1_0:\ng:\n.Lfunc_end1:\n", [("f", 2, 4), ("g", 6, 7)]),
         ("ptx", ".version 8.6\n.visible .entry k(\n.param .u64 a\n)\n{\nret;\n}\n", [("k", 2, 7)]),
+        ("sass", "// ----- @k\nk:\n    /*0000*/  EXIT ;\n.L_x_0:\n\n// ----- @l\nl:\n    /*0000*/  EXIT ;\n\n", [("k", 2, 5), ("l", 7, 9)]),
+        ("amdgcn", "\t.text\nk:\n; %bb.0:\n\ts_endpgm\n.Lfunc_end0:\n\t.size\tk, .Lfunc_end0-k\n", [("k", 2, 5)]),
     ],
 )
 def test_functions_of_code(language, text, found):

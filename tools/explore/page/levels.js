@@ -135,7 +135,8 @@ class LevelsView {
     const names = new Set(this.chosen.map((k) => this.graph.origins[k].name));
     const steps = own ? [own] : this.graph.raw.kernels.filter((step) => step.operators.some((name) => names.has(name)));
     return steps.slice(0, 4).map((step) => h("p", {}, `step ${step.number} ${step.label}: ${bytesText(step.bytes)}, predicted ${timeText(step.predicted_us)}` +
-      (step.measured_us ? `, measured ${timeText(step.measured_us)}` : "") + `, spent on ${step.bound}` + (step.schedule ? `, schedule: ${step.schedule}` : "")));
+      (step.measured_us ? `, measured ${timeText(step.measured_us)}` : "") + `, spent on ${step.bound}` + (step.schedule ? `, schedule: ${step.schedule}` : "") +
+      (step.resources ? `; ${resourcesText(step.resources)}` : "")));
   }
 
   /** [pane id, line, text] of up to `most` lines that have a text in them. */

@@ -2,6 +2,19 @@
 
 const KIND_CLASS = { nest: "k1", contraction: "k2", call: "k3", arena: "k1", pooled: "k2", output: "k4", "in output": "k5", extern: "k3" };
 
+/** What a kernel takes of a multiprocessor: its title, and how it is written. */
+const RESOURCES = {
+  registers: ["registers", String], spills: ["spills", bytesText], shared: ["shared memory", bytesText], warps: ["warps", String],
+  programs: ["programs at once", String], occupancy: ["occupancy", (share) => `${Math.round(100 * share)} %`], limit: ["limited by", String],
+};
+
+/** The columns of the table of steps that hold words. */
+const WORDS = new Set(["what", "kernel", "spent on", RESOURCES.limit[0]]);
+
+function resourcesText(resources) {
+  return Object.entries(RESOURCES).flatMap(([name, [title, text]]) => (resources[name] === undefined ? [] : [`${title} ${text(resources[name])}`])).join(", ");
+}
+
 class TimeView {
   constructor(app) {
     this.app = app;
@@ -108,12 +121,12 @@ class TimeView {
   }
 
   table() {
-    const resources = this.steps.some((step) => step.resources);
-    const heads = ["step", "what", "kernel", "bytes", "flops", "spent on", "predicted", "measured", ...(resources ? ["registers", "spills", "shared"] : [])];
+    const columns = Object.entries(RESOURCES).filter(([name]) => this.steps.some((step) => step.resources?.[name] !== undefined));
+    const heads = ["step", "what", "kernel", "bytes", "flops", "spent on", "predicted", "measured", ...columns.map(([, [title]]) => title)];
     return table(heads, this.steps.map((step) => [String(step.number),
       h("button", { type: "button", class: "link", click: () => this.go(step) }, step.label), step.kernel ?? step.kind, bytesText(step.bytes), countText(step.flops), step.bound,
       timeText(step.predicted_us), step.measured_us ? timeText(step.measured_us) : "",
-      ...(resources ? ["registers", "spills", "shared"].map((name) => String(step.resources?.[name] ?? "")) : [])]), [0, 3, 4, 6, 7, 8, 9, 10]);
+      ...columns.map(([name, [, text]]) => (step.resources?.[name] === undefined ? "" : text(step.resources[name])))]), heads.flatMap((head, k) => (WORDS.has(head) ? [] : [k])));
   }
 }
 

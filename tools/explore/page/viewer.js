@@ -13,13 +13,16 @@ const GENERIC_RULES = [
   ["\\b(?:float|double|half|ptr|void|i\\d+|f\\d+)\\b", "t-keyword-type"],
 ];
 
+/** Languages of machines: a "#" in them begins no comment. */
+const MARKS_HASH = new Set(["asm", "ptx", "sass", "amdgcn"]);
+
 const tokenizers = new Map();
 
 /** [class or "", text] of each word of a line. */
 function tokens(language, line) {
   let rules = tokenizers.get(language);
   if (!rules) {
-    const table = language === "mlir" ? MLIR_RULES : GENERIC_RULES.slice(language === "asm" || language === "ptx" ? 1 : 0);
+    const table = language === "mlir" ? MLIR_RULES : GENERIC_RULES.slice(MARKS_HASH.has(language) ? 1 : 0);
     rules = { all: new RegExp(table.map(([pattern]) => `(${pattern})`).join("|"), "g"), classes: table.map(([, name]) => name) };
     tokenizers.set(language, rules);
   }
