@@ -207,6 +207,7 @@ class _Region:
         made.name_hint = tensor.name_hint
         row, column = self.places[tensor]
         map_ = IndexMap(tensor_type(tensor).rank, (row, column))
+        same = tensor.type == made.type and _keeps_indices(map_, tensor_type(tensor).dims)
         view: nd.IndexViewOp | None = None
         for use in list(tensor.uses):
             op = use.operation
@@ -226,12 +227,20 @@ class _Region:
                 op.properties["map"] = IndexMapAttr.get(whole.simplify(RangeEnv({**self.symbols, **sizes})))
                 op.operands[0] = made
                 continue
+            if same:
+                op.operands[use.index] = made
+                continue
             if view is None:
                 view = nd.IndexViewOp.create(operands=[made], result_types=[tensor.type], properties={"map": IndexMapAttr.get(map_)})
                 view.location = new.location
                 assert new.parent is not None
                 new.parent.insert_op_after(view, new)
             op.operands[use.index] = view.result
+
+
+def _keeps_indices(map_: IndexMap, sizes: Sequence[Expr]) -> bool:
+    """Whether a map sends each index of a tensor to itself; of a dimension with one element that is 0, too."""
+    return all(e is dim(k) or (e is ZERO and size is ONE) for k, (e, size) in enumerate(zip(map_.results, sizes, strict=True)))
 
 
 def _nest_around(op: Operation) -> loop.NestOp | None:

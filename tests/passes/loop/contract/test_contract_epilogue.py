@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from support import import_function
 
 import stepwell
-from stepwell.dialects import loop
+from stepwell.dialects import loop, nd
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import parse_pipeline
 from stepwell.tools.backend.compile_graph import context
@@ -131,6 +131,27 @@ def test_what_is_taken(function, nests):
     assert sum(isinstance(op, loop.NestOp) for op in found.module.walk()) == nests
     for got, want in zip(run_loop(found.module, list(given), found.constants, found.objects), _list(function(*given)), strict=True):
         torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
+def one_row(x, w, b):
+    y = torch.relu(F.linear(x[:1], w, b))
+    return y @ w
+
+
+def reshaped(x, w, b):
+    return torch.relu(F.linear(x, w, b)).reshape(2, -1, w.shape[0])
+
+
+@pytest.mark.parametrize("function, views", [(gelu, 0), (one_row, 0), (reshaped, 1)], ids=lambda f: getattr(f, "__name__", str(f)))
+def test_readers_take_the_result_itself_where_their_indices_are_its_own(function, views):
+    """The view that is left is the program's own."""
+    given = inputs(24, 70, 80)
+    found = import_function(function, *given)
+    run(parse_pipeline("nd-canonicalize,nd-to-loop,contract-expand,contract-epilogue"), found.module, context())
+    found.module.verify()
+    assert sum(isinstance(op, nd.IndexViewOp) for op in found.module.walk()) == views
+    (got,) = run_loop(found.module, list(given), found.constants, found.objects)
+    torch.testing.assert_close(got, function(*given), atol=1e-4, rtol=1e-4)
 
 
 def _list(results):
