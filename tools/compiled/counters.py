@@ -5,7 +5,7 @@
 | graphs | graphs compiled (forward, backward and inference are one each) |
 | bodies | subgraphs of higher-order operators compiled (a branch, the body of a loop, a repeated block) |
 | ops | operator nodes in those graphs |
-| kernels | distinct kernels generated |
+| kernels | distinct kernels generated that launches name; what a kernel calls, such as the epilogue of a product, is part of it |
 | launches | kernel launches a call makes, over all graphs |
 | extern | library calls by choice (convolutions, attention, ...) |
 | fallback | nodes without a rule, which run as torch has them: operators of ATen, of users, of other libraries |

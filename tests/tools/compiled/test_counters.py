@@ -55,6 +55,13 @@ def test_library_calls_by_choice_are_no_fallbacks():
     assert stepwell.counters["extern"] == 1 and not stepwell.counters["fallback_ops"]
 
 
+def test_an_epilogue_is_part_of_its_product():
+    torch._dynamo.reset()
+    stepwell.reset_counters()
+    torch.compile(lambda x, w: torch.relu(x @ w), backend="stepwell", options={"cache": "off"})(torch.ones(8, 16), torch.ones(16, 32))
+    assert stepwell.counters["kernels"] == stepwell.counters["launches"] == 1
+
+
 def test_passes_are_counted_with_their_time(tmp_path, monkeypatch):
     """Runs, seconds and statistics of passes under torch.compile; a graph from the disk runs none."""
 
