@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .attention import AttentionOp, WeighedOp
 from .gemm import GemmOp
+from .int4 import Int4Op
 from .lanes import ConcatOp, ExtractOp, InsertOp, ShuffleOp, SliceOp, TransposeOp
 from .memory import AtomicAddOp, CopyOp, GatherOp, LoadOp, LocalOp, PrefetchOp, PtrAddOp, ScatterOp, StoreOp
 from .ops import Cpu
@@ -41,6 +42,7 @@ __all__ = [
     "GatherOp",
     "GemmOp",
     "InsertOp",
+    "Int4Op",
     "IotaOp",
     "KernelOp",
     "LanesOp",

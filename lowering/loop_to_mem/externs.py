@@ -12,6 +12,7 @@ from ...dialects.expr import ONE, strides_contiguous
 from ...dialects.mem import BufferType
 from ...dialects.nd.base import IntsAttr, prop
 from ...dialects.nd.types import TensorType, tensor_type
+from ...passes.nd.quantised.int4_calls import TARGET as INT4_TARGET
 from .layouts import Strides, layout_of, overlaps
 from .liveness import is_tensor
 from .lowering import Lowering, Storage
@@ -21,8 +22,10 @@ WITH_OUT = frozenset(
 )
 """Operators whose out variant computes in the destination (for most others it computes elsewhere and copies)."""
 
-ATTENTION_RANK = 4
-"""Dimensions of the result of attention; its logarithms of sums, which have one less, have no rows."""
+SUMS_RANK = 3
+"""Dimensions of the logarithms of sums of attention: they have no rows, as other results of generated code."""
+WITH_STRIDES = frozenset((INT4_TARGET,))
+"""Operators whose generated code takes operands with the strides that the operator wants, and no others."""
 
 _KEPT = ("call", "aliases", "binds", "fallback", "kept", "mutates", "schedule")
 
@@ -52,7 +55,7 @@ class _Call:
             if not isinstance(buffer.type, BufferType):
                 continue
             strides = wanted[k] if k < len(wanted) else None
-            if strides is not None and not (self._is_generated() and _rows_are_dense(buffer.type)):
+            if strides is not None and not (self._takes_rows() and _rows_are_dense(buffer.type)):
                 buffer = self.low.with_strides(
                     buffer, buffer, strides, f"{self._name()} takes it with strides [{_text(strides)}]"
                 )
@@ -142,13 +145,17 @@ class _Call:
         return [] if target is None else [target]
 
     def _is_generated(self) -> bool:
-        """Whether code of ours computes this, which takes any strides but those of rows."""
+        """Whether code of ours computes this."""
         return self.op.schedule is not None and self.op.schedule.data == "generated"
+
+    def _takes_rows(self) -> bool:
+        """Whether any strides will do but those of rows."""
+        return self._is_generated() and self._name() not in WITH_STRIDES
 
     def _generated(self, result: SSAValue) -> SSAValue:
         """Memory for a result of generated code, which wants the elements of rows next to each other."""
         t = self.low.layouts.buffer_type(result)
-        if len(t.dims) == ATTENTION_RANK and not _rows_are_dense(t):
+        if len(t.dims) != SUMS_RANK and not _rows_are_dense(t):
             t = BufferType.get(t.dims, t.element_type, None, 0, t.device.data)
         return self.low.alloc(t, result.name_hint)
 

@@ -43,6 +43,7 @@ from ..outline import Arguments, Outliner
 from .attention import AttentionLowering
 from .batches import BatchLowering
 from .body import UnsupportedBody
+from .calls.int4 import Int4Lowering
 from .contract import ContractLowering
 from .joined import JoinedKernel, JoinLowering
 from .kernel import lower_nest, lower_part
@@ -64,7 +65,7 @@ class MemToCpu(Pass):
         symbols, hints = symbol_facts(op)
         outliner = CpuOutliner(op, RangeEnv({**symbols, **RECTANGLE_RANGES}), {**hints, **RECTANGLE_HINTS})
         contracts = ContractLowering(op.body.block.add_op, self.library, lambda nest: self._outline(outliner, nest))
-        attentions = AttentionLowering(op.body.block.add_op)
+        attentions, int4 = AttentionLowering(op.body.block.add_op), Int4Lowering(op.body.block.add_op)
         grains: dict[str, int] = {}
         terms = term_functions(op)
         weighed = WeighedLowering(op, outliner.of_block)
@@ -82,6 +83,8 @@ class MemToCpu(Pass):
             for call in [c for c in func.body.block.ops if isinstance(c, mem.ExternOp)]:
                 if attentions.lower(call) or weighed.lower(call):
                     self.statistic("num-attention")
+                elif int4.lower(call):
+                    self.statistic("num-int4")
         BatchLowering(op, grains).run()
 
     def _outline(self, outliner: CpuOutliner, nest: Operation, part: bool = False) -> LaunchOp:

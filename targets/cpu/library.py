@@ -18,9 +18,10 @@ from concurrent.futures import Future, wait
 
 from .attention.spec import AttentionSpec, WeighedSpec
 from .cache import shared_object
+from .gemm.int4 import Int4Spec
 from .gemm.spec import ISAS, GemmSpec
 
-LibrarySpec = GemmSpec | AttentionSpec | WeighedSpec
+LibrarySpec = GemmSpec | Int4Spec | AttentionSpec | WeighedSpec
 
 _TYPES = "f32|bf16|f16|f64|i8|u8|i32"
 _ISAS = "|".join(sorted(ISAS, key=len, reverse=True))
@@ -28,6 +29,7 @@ _GEMM = re.compile(
     rf"stepwell_gemm_(?P<dtype>{_TYPES})_(?P<a>[nt])(?P<b>[nt])_(?P<isa>{_ISAS})"
     rf"(?:_by_(?P<by>{_TYPES}))?(?:_to_(?P<out>{_TYPES}))?(?:_bias_(?P<bias>{_TYPES}))?(?P<add>_add)?(?P<tile>_tile)?(?P<windows>_windows)?_shared"
 )
+_INT4 = re.compile(rf"stepwell_int4_(?P<dtype>{_TYPES})_(?P<isa>{_ISAS})_shared")
 _ATTENTION = re.compile(rf"stepwell_attention_(?P<dtype>{_TYPES})_(?P<isa>{_ISAS})_shared")
 
 _WEIGHED = re.compile(
@@ -57,6 +59,9 @@ def spec_of(symbol: str) -> LibrarySpec | None:
     found = _WEIGHED.fullmatch(symbol)
     if found is not None:
         return WeighedSpec(found["dtype"], found["isa"], int(found["scores"]), int(found["weights"]), found["kind"] == "softmax")
+    found = _INT4.fullmatch(symbol)
+    if found is not None:
+        return Int4Spec(found["dtype"], found["isa"])
     found = _ATTENTION.fullmatch(symbol)
     return AttentionSpec(found["dtype"], found["isa"]) if found is not None else None
 
@@ -71,6 +76,10 @@ def module_of(spec: LibrarySpec) -> str:
         from .attention.driver import shared_attention_module
 
         return shared_attention_module(spec)
+    if isinstance(spec, Int4Spec):
+        from .gemm.int4 import shared_int4_module
+
+        return shared_int4_module(spec)
     from .gemm.driver import shared_gemm_module
 
     return shared_gemm_module(spec)

@@ -8,6 +8,8 @@ from xdsl.dialects.builtin import StringAttr
 
 from ....dialects import cpu
 from ....dialects.cpu.gemm import GemmOp
+from ....dialects.cpu.int4 import Int4Op
+from ..gemm.int4 import INT4_ARGS, Int4Spec
 from ..gemm.spec import WINDOW, GemmSpec, isa_for
 from .text import ModuleText, type_of
 
@@ -43,6 +45,15 @@ def emit_gemm(unit: ModuleText, op: GemmOp) -> None:
         f"{lines}  call void {shared}({pointers}, {sizes}, {bias}, {end})\n"
         "  ret void\n}"
     )
+    unit.defined.add(name)
+
+
+def emit_int4(unit: ModuleText, op: Int4Op) -> None:
+    """Add the function that `op` declares."""
+    name = op.sym_name.data
+    shared = unit.declare(Int4Spec(op.dtype.data, isa_for(unit.target).name).shared_symbol, "void", ", ".join(ty for ty, _ in INT4_ARGS))
+    args = ", ".join(f"{ty} %{arg}" for ty, arg in INT4_ARGS)
+    unit.functions.append(f"define internal void @{name}({args}) #0 {{\n  call void {shared}({args})\n  ret void\n}}")
     unit.defined.add(name)
 
 

@@ -58,6 +58,10 @@ def emit_kernels(module: ModuleOp, wanted: Target | None = None, *, internal: bo
             from .gemm import emit_gemm  # the generator of products is large, and most modules have none
 
             emit_gemm(unit, op)
+        elif isinstance(op, cpu.Int4Op):
+            from .gemm import emit_int4
+
+            emit_int4(unit, op)
         elif isinstance(op, cpu.AttentionOp):
             from .attention import emit_attention
 

@@ -6,17 +6,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from xdsl.dialects.builtin import DenseArrayBase
-from xdsl.ir import BlockArgument, SSAValue
+from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from ....dialects import cpu, host
 from ....dialects.cpu.attention import AttentionOp
 from ....dialects.cpu.gemm import GemmOp
+from ....dialects.cpu.int4 import Int4Op
 from .plan import EntryPlan
+
+_STORES: dict[type[Operation], set[int]] = {GemmOp: {2}, AttentionOp: {3, 4}, Int4Op: {3}}
+"""Functions that kernels call -> which arguments they store to."""
 
 
 def written(plan: EntryPlan, program: host.ProgramOp) -> set[SSAValue]:
     """The arguments that kernels and copies write to, and those that results are views of."""
-    functions = {op.sym_name.data: op for op in plan.module.body.block.ops if isinstance(op, (cpu.KernelOp, GemmOp, AttentionOp))}
+    kinds = (cpu.KernelOp, GemmOp, AttentionOp, Int4Op)
+    functions = {op.sym_name.data: op for op in plan.module.body.block.ops if isinstance(op, kinds)}
     found: set[SSAValue] = set()
     for op in program.body.block.ops:
         if isinstance(op, host.LaunchOp):
@@ -47,7 +52,7 @@ def stores_of(functions: Mapping[str, Any], name: str) -> set[int] | None:
     for op in block.ops:
         if isinstance(op, cpu.CallOp):
             callee = functions.get(op.callee.string_value())
-            places = {2} if isinstance(callee, GemmOp) else {3, 4} if isinstance(callee, AttentionOp) else None
+            places = next((places for kind, places in _STORES.items() if isinstance(callee, kind)), None)
             if places is None:
                 return None
             found.update(v.index for k, v in enumerate(op.operands) if k in places and isinstance(v, BlockArgument))

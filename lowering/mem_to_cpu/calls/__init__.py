@@ -1,0 +1,1 @@
+"""Library calls that generated functions answer."""
