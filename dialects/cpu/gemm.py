@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import ArrayAttr, FlatSymbolRefAttrConstr, StringAttr, SymbolNameConstraint, SymbolRefAttr, UnitAttr
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    FlatSymbolRefAttrConstr,
+    IntegerAttr,
+    StringAttr,
+    SymbolNameConstraint,
+    SymbolRefAttr,
+    UnitAttr,
+    i64,
+)
 from xdsl.ir import Attribute
 from xdsl.irdl import ParsePropInAttrDict, irdl_op_definition, opt_prop_def, prop_def, traits_def
 from xdsl.traits import SymbolOpInterface
@@ -32,6 +41,8 @@ class GemmOp(QuickOp):
     With `windows` rows of A are windows of an image, read where they lie, and lda is ignored. Their numbers come behind the other arguments
     (passes/analysis/accesses/windows.py): run, taps, outer, inner, count0, step0, count1, step1, count2, step2, step3.
 
+    With `panels = W` B is stored in panels of W columns, [ceil(N / W), K, W], the last one filled up, and ldb is ignored.
+
     With `epilogue` the kernel of that name is called for each rectangle of C that is finished, from any thread. `passed` says for each of
     its arguments what it gets: the first `row` or `column` of the rectangle, the number of its `rows` or `columns`, or what is `given` to
     this function behind its own arguments, in order. C is of the accumulator's type then, f32 or f64.
@@ -49,11 +60,14 @@ class GemmOp(QuickOp):
     epilogue = opt_prop_def(FlatSymbolRefAttrConstr)
     passed = opt_prop_def(ArrayAttr)
     windows = opt_prop_def(UnitAttr)
+    panels = opt_prop_def(IntegerAttr)
     traits = traits_def(SymbolOpInterface())
     irdl_options = (ParsePropInAttrDict(),)
     assembly_format = "$sym_name attr-dict"
 
     def verify_(self) -> None:
+        if self.panels is not None and (self.panels.value.data <= 0 or self.trans_b is not None):
+            raise VerifyException("cpu.gemm: panels have columns, and those lie side by side: B is not transposed then")
         if (self.epilogue is None) != (self.passed is None):
             raise VerifyException("cpu.gemm: an epilogue needs to be told what is passed to it, and nothing else does")
         unknown = [a for a in (self.passed.data if self.passed is not None else ()) if a not in PASSED]
@@ -65,7 +79,7 @@ class GemmOp(QuickOp):
     @staticmethod
     def make(
         name: str, dtype: str, out: str, trans_a: bool, trans_b: bool, bias: bool = False, accumulate: bool = False, rhs: str = "",
-        epilogue: str = "", passed: Sequence[str] = (), windows: bool = False,
+        epilogue: str = "", passed: Sequence[str] = (), windows: bool = False, panels: int = 0,
     ) -> GemmOp:  # fmt: skip
         """The declaration of one kind of multiplication."""
         properties = {"sym_name": StringAttr(name), "dtype": StringAttr(dtype), "out": StringAttr(out)}
@@ -73,6 +87,8 @@ class GemmOp(QuickOp):
             properties["rhs"] = StringAttr(rhs)
         wanted = (("trans_a", trans_a), ("trans_b", trans_b), ("bias", bias), ("accumulate", accumulate), ("windows", windows))
         flags: dict[str, Attribute] = {key: UnitAttr() for key, on in wanted if on}
+        if panels:
+            flags["panels"] = IntegerAttr(panels, i64)
         if epilogue:
             flags |= {"epilogue": SymbolRefAttr(epilogue), "passed": ArrayAttr([StringAttr(what) for what in passed])}
         return GemmOp.create(properties={**properties, **flags})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 BYTES = ("i8", "u8")
+PANEL_BYTES = 256
+"""Bytes of a row of a panel of a packed right factor: whole register tiles of every instruction set."""
 FACTORS: dict[str, tuple[str, ...]] = {
     "f32": ("f32", "bf16", "f16", *BYTES),
     "bf16": ("bf16", *BYTES),

@@ -27,6 +27,7 @@ from ...dialects.nd.base import IntsAttr
 from ...dialects.nd.call_args import Arg, Call, CallAttr
 from ...dialects.nd.types import TensorType, tensor_type
 from ...passes.analysis.accesses.in_place import InPlaceAccesses
+from ...passes.analysis.accesses.panels import panel_columns
 from ...passes.analysis.accesses.windows import windows_of
 from ...passes.manager.errors import PassError
 from ...passes.manager.instrumentation import remark, statistic
@@ -268,6 +269,8 @@ class Lowering:
             return
         if k == 0 and len(op.loop_sizes) == 2 and windows_of(m, op.loop_sizes[0], op.depth.data, t.stride_exprs, t.offset_expr) is not None:
             return
+        if k == 1 and panel_columns(m, op.loop_sizes[-1], op.depth.data, loop.element_type(op.lhs.type), t):
+            return
         used = sorted({d.index for e in m.results for d in free_dims(e)})
         place = [dim(used.index(d)) if d in used else ZERO for d in range(len(sizes))]
         kind = BufferType.get([sizes[d] for d in used], t.element_type, None, 0, t.device.data)
@@ -355,8 +358,8 @@ class _OutChoice:
     def choose(self) -> SSAValue:
         """The buffer; allocates and copies as needed, in front of the nest."""
         low, init = self.low, self.init
-        if isinstance(self.op, loop.ContractOp) and any(e.has_div for e in self.op.lhs_map.data.results):
-            t = tensor_type(self.result)  # a product of windows stores rows; who wants columns gets a copy
+        if isinstance(self.op, loop.ContractOp) and any(e.has_div for m in (self.op.lhs_map, self.op.rhs_map) for e in m.data.results):
+            t = tensor_type(self.result)  # a product of windows, or of panels, stores rows; who wants columns gets a copy
             return low.alloc(BufferType.get(t.dims, t.element_type, None, 0, t.device.data), self.result.name_hint)
         if isinstance(init.owner, loop.EmptyOp):
             return (

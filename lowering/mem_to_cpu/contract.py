@@ -22,6 +22,7 @@ from ...dialects.expr import (
     Expr,
     IndexMap,
     Sym,
+    as_expr,
     dim,
     free_dims,
     free_syms,
@@ -33,6 +34,7 @@ from ...dialects.nd.base import IntsAttr
 from ...dialects.nd.call_args import Arg, Call, CallAttr
 from ...dialects.nd.types import element_bytes, ui8
 from ...dialects.support.replace import replace_op
+from ...passes.analysis.accesses.panels import panel_columns
 from ...passes.analysis.accesses.windows import Windows, windows_of
 from ...passes.manager.errors import PassError
 from ..nest.indices import Indices
@@ -56,6 +58,8 @@ class Matrix:
     start: Expr = ZERO
     windows: Windows | None = None
     """Where the rows are windows of an image, how to find them; then the strides say nothing."""
+    panels: int = 0
+    """The columns of a panel, where it is stored in panels (passes/analysis/accesses/panels.py)."""
 
     @property
     def dtype(self) -> Attribute:
@@ -77,6 +81,11 @@ class Product:
     accumulate: bool = False
     """C keeps what it holds, and the product is added to it."""
 
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether a factor lies as generated code alone reads it: as windows, or in panels."""
+        return self.a.windows is not None or self.b.panels > 0
 
     @property
     def is_narrow(self) -> bool:
@@ -121,13 +130,16 @@ def recognise(op: loop.ContractOp) -> Product | None:
     windows = _windows(op) if a is None and rank == 2 and not accumulate else None
     if windows is not None:
         a = [ZERO, ZERO, ONE, windows.start]
+    panels = _panels(op) if c is not None and c[rank - 1] is ONE and (b is None or op.loop_sizes[-1] is not b[rank]) else 0
+    if panels:
+        b = [ZERO, ONE, as_expr(panels), ZERO]
     if a is None or b is None or c is None or a[rank - 1] is not ZERO or b[rank - 2] is not ZERO:
         return None
     sizes = op.loop_sizes
     return Product(
         sizes[:-2], sizes[-2], sizes[-1], op.depth.data,
         Matrix(op.lhs, tuple(a[: rank - 2]), a[rank - 2], a[rank], a[-1], windows),
-        Matrix(op.rhs, tuple(b[: rank - 2]), b[rank], b[rank - 1], b[-1]),
+        Matrix(op.rhs, tuple(b[: rank - 2]), b[rank], b[rank - 1], b[-1], panels=panels),
         Matrix(op.outs[0], tuple(c[: rank - 2]), c[rank - 2], c[rank - 1], c[-1]),
         bias, accumulate,
     )  # fmt: skip
@@ -138,6 +150,13 @@ def _windows(op: loop.ContractOp) -> Windows | None:
     t = op.lhs.type
     assert isinstance(t, mem.BufferType)
     return windows_of(op.lhs_map.data, op.loop_sizes[0], op.depth.data, t.stride_exprs)
+
+
+def _panels(op: loop.ContractOp) -> int:
+    """The columns of the panels that the right factor is stored in; 0 where it is not."""
+    t = op.rhs.type
+    assert isinstance(t, mem.BufferType)
+    return panel_columns(op.rhs_map.data, op.loop_sizes[-1], op.depth.data, loop.element_type(op.lhs.type), t)
 
 
 def _bias(op: loop.ContractOp, store: loop.StoreOp) -> Matrix | None:
@@ -202,7 +221,7 @@ def _leading(x: Matrix, transposed: bool, rows: Expr, columns: Expr) -> Expr:
 def row_major(p: Product) -> Product:
     """The product with the columns of C next to each other: C itself, or its transpose (B^T A^T). A single column becomes a row: the
     generated function takes rows of sums, so that a matrix times a vector runs along the rows of the matrix."""
-    if p.a.windows is not None:
+    if p.is_ordered:
         return p
     column = p.n is ONE and p.m is not ONE and p.c.row is ONE and p.bias is None
     if column or _transposed(p.c, p.m, p.n):
@@ -216,7 +235,7 @@ def transposed(p: Product) -> tuple[bool, bool] | None:
     """(trans_a, trans_b) of the generated function that computes `p` as its operands lie; None when there is none."""
     p = row_major(p)
     trans_a, trans_b = _transposed(p.a, p.m, p.k), _transposed(p.b, p.k, p.n)
-    if p.a.windows is not None and _transposed(p.c, p.m, p.n) is not False:
+    if p.is_ordered and _transposed(p.c, p.m, p.n) is not False:
         return None
     dtype, out = DTYPES.get(p.a.dtype), DTYPES.get(p.c.dtype)
     if trans_a is None or trans_b is None or _transposed(p.c, p.m, p.n) is None or dtype is None or out is None:
@@ -326,7 +345,9 @@ class ContractLowering:
             return None  # the sums are not of the type of C
         trans_a, trans_b = layout
         kernel, passed = (epilogue.kernel, epilogue.passed) if epilogue is not None else ("", ())
-        kind = GemmOp.make("", dtype, out, trans_a, trans_b, p.bias is not None, p.accumulate, rhs, kernel, passed, p.a.windows is not None)
+        kind = GemmOp.make(
+            "", dtype, out, trans_a, trans_b, p.bias is not None, p.accumulate, rhs, kernel, passed, p.a.windows is not None, p.b.panels
+        )
         name = self._function(kind)
         matrices = (p.a, p.b, p.c) if p.bias is None else (p.a, p.b, p.c, p.bias)
         key = (name, p.batch, p.m, p.n, p.k, *((x.batch, x.row, x.column, x.start) for x in matrices))
@@ -349,6 +370,7 @@ class ContractLowering:
         name = f"gemm_{dtype}{'_' + out if out != dtype else ''}{'_by_' + kind.rhs.data if kind.rhs is not None else ''}"
         name += f"_{'t' if kind.trans_a is not None else 'n'}{'t' if kind.trans_b is not None else 'n'}"
         name += "_windows" if kind.windows is not None else ""
+        name += f"_panels{kind.panels.value.data}" if kind.panels is not None else ""
         name += ("_bias" if kind.bias is not None else "") + ("_add" if kind.accumulate is not None else "")
         if kind.epilogue is not None and kind.passed is not None:
             turned = kind.passed.data.index(StringAttr("row")) > kind.passed.data.index(StringAttr("column"))
@@ -364,7 +386,7 @@ class ContractLowering:
     def _library(self, op: loop.ContractOp) -> list[Operation]:
         """ATen's matmul on views of the buffers, into the out."""
         p = recognise(op)
-        if p is None or p.a.windows is not None:
+        if p is None or p.is_ordered:
             what = "only matrix products reach this pass: operands accessed with strides, a body that stores the accumulator once, alone"
             raise PassError(f"{what} or plus a bias, or adds it to the out (contract-expand makes nests of the rest)", op=op)
         views: list[Operation] = []

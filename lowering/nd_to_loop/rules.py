@@ -8,7 +8,7 @@ from typing import Any
 from xdsl.dialects import arith, math
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, IntAttr, IntegerType, StringAttr, UnitAttr, f32, i1, i32, i64
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
 
 from ...dialects import loop, nd
 from ...dialects.expr import ZERO, Expr, FloorDiv, IndexMap, Mod, as_expr, dim, free_dims, product, strides_contiguous
@@ -18,6 +18,7 @@ from ...dialects.nd.call_args import UNDEFINED, Arg, Call, CallAttr
 from ...dialects.nd.pointwise import CONTRACT, OPS, PARTLY_ROUNDED, PREDICATES, ROUNDED, BitcastOp, CastOp, CmpOp, FmaOp, MapOp, SelectOp
 from ...dialects.nd.types import LOW_PRECISION, UNSIGNED, compute_type, is_float, tensor_type
 from ...dialects.support.create import create
+from ...passes.analysis.accesses.panels import panel_columns
 from ...passes.analysis.accesses.windows import WINDOWS
 from ...passes.analysis.reduction_kinds import unscaled
 from ...passes.loop.repeats.repeat_find import INLINE
@@ -461,7 +462,7 @@ def _matmul(low: Lowering, op: nd.MatmulOp) -> None:
         sizes += parts
     (*batch, m, n), k = index, dim(len(sizes))
     lhs, rhs = (
-        _contract_operand(low, x, IndexMap(len(sizes) + 1, (*batch, *at)), sizes, divided)
+        _contract_operand(low, x, IndexMap(len(sizes) + 1, (*batch, *at)), sizes, depth, divided)
         for x, at, divided in ((op.lhs, (m, k), WINDOWS in op.attributes), (op.rhs, (k, n), False))
     )
     contract = loop.ContractOp.build_contract(sizes, depth, lhs, rhs, [low.empty(t)], compute_type(t.element_type))
@@ -494,19 +495,25 @@ def _divisions(e: Expr) -> list[FloorDiv | Mod]:
 
 
 def _contract_operand(
-    low: Lowering, x: SSAValue, access: IndexMap, sizes: Sequence[Expr], divided: bool = False
+    low: Lowering, x: SSAValue, access: IndexMap, sizes: Sequence[Expr], depth: Expr, divided: bool = False
 ) -> tuple[SSAValue, IndexMap]:
-    """A tensor and the map of a contraction's indices (over `sizes`, then the depth) into it; views are absorbed when they stay linear.
-    `divided`: the operand is a view, and is absorbed as it is: windows."""
-    ranges = {**low.symbols, **{dim(k): Range.of_size(s) for k, s in enumerate(sizes)}}
+    """A tensor and the map of a contraction's indices (over `sizes`, then the depth) into it; views are absorbed when they stay linear,
+    and where a factor is stored in panels. `divided`: the operand is a view, and is absorbed as it is: windows."""
+    ranges = {**low.symbols, **{dim(k): Range.of_size(s) for k, s in enumerate((*sizes, depth))}}
     if divided and isinstance(x.owner, nd.IndexViewOp):
         return low.tensor(x.owner.input), x.owner.map.data.compose(access).simplify(RangeEnv(ranges))
     value = low.values[x]
     if isinstance(value.root, SSAValue) and tensor_type(value.root).element_type == tensor_type(x).element_type:
         seen = value.map.compose(access).simplify(RangeEnv(ranges))
-        if not any(e.has_div for e in seen.results):
+        if not any(e.has_div for e in seen.results) or _is_in_panels(value.root, seen, sizes, depth):
             return value.root, seen
     return low.tensor(x), access
+
+
+def _is_in_panels(x: SSAValue, access: IndexMap, sizes: Sequence[Expr], depth: Expr) -> bool:
+    """Whether a contraction reads a tensor that it is given as its right factor in panels."""
+    t = tensor_type(x)
+    return isinstance(x, BlockArgument) and panel_columns(access, sizes[-1], depth, t.element_type, t) > 0
 
 
 def _conv(low: Lowering, op: nd.ConvOp) -> None:

@@ -13,7 +13,7 @@ from xdsl.ir import SSAValue
 from ...dialects import nd
 from ...dialects.nd.pointwise import OPS, CastOp
 from ...dialects.nd.types import tensor_type
-from ...dialects.support.gemm_types import BYTES, FACTORS
+from ...dialects.support.gemm_types import BYTES, FACTORS, PANEL_BYTES
 from ...lowering.mem_to_cpu.contract import DTYPES
 from ...passes.analysis.symbols import DEFAULT_SIZE
 from ...passes.nd.quantised.affine_factors import BYTES as BYTE_TYPES
@@ -48,6 +48,8 @@ def expected_products(module: ModuleOp) -> list[str]:
                 a = _narrow_type(lhs)
                 kind = a if narrow in FACTORS.get(a, ()) else dtype
                 found[GemmSpec(kind, _sums(kind), *layout, isa=isa, b=narrow).shared_symbol] = None
+            elif (panels := _panels(rhs)) and dtype == "f32":
+                found[GemmSpec(dtype, trans_a=layout[0], isa=isa, panels=panels).shared_symbol] = None
             elif prefer_own_gemm(sizes[0], sizes[1], sizes[2], dtype, *layout):
                 found[GemmSpec(dtype, trans_a=layout[0], trans_b=layout[1], isa=isa).shared_symbol] = None
     return list(found)
@@ -65,6 +67,18 @@ def _narrow_type(value: SSAValue) -> str:
         if isinstance(op, CastOp) and tensor_type(value).element_type in BYTE_TYPES:
             return DTYPES[tensor_type(value).element_type]
     return ""
+
+
+def _panels(value: SSAValue) -> int:
+    """The columns of the panels that a right factor is stored in (lowering/fx/post_grad/weight_order.py shows it by these views); 0 for
+    others."""
+    for view in (nd.SliceOp, nd.ReshapeOp, nd.PermuteOp):
+        if type(value.owner) is view:
+            value = value.owner.operands[0]
+        elif view is not nd.SliceOp:
+            return 0
+    width = tensor_type(value).dims[-1].value or 0
+    return width if tensor_type(value).rank == 3 and width * 4 % PANEL_BYTES == 0 else 0
 
 
 def _is_transposed(value: SSAValue) -> bool:

@@ -27,7 +27,8 @@ _TYPES = "f32|bf16|f16|f64|i8|u8|i32"
 _ISAS = "|".join(sorted(ISAS, key=len, reverse=True))
 _GEMM = re.compile(
     rf"stepwell_gemm_(?P<dtype>{_TYPES})_(?P<a>[nt])(?P<b>[nt])_(?P<isa>{_ISAS})"
-    rf"(?:_by_(?P<by>{_TYPES}))?(?:_to_(?P<out>{_TYPES}))?(?:_bias_(?P<bias>{_TYPES}))?(?P<add>_add)?(?P<tile>_tile)?(?P<windows>_windows)?_shared"
+    rf"(?:_by_(?P<by>{_TYPES}))?(?:_to_(?P<out>{_TYPES}))?(?:_bias_(?P<bias>{_TYPES}))?(?P<add>_add)?(?P<tile>_tile)?(?P<windows>_windows)?"
+    r"(?:_panels(?P<panels>\d+))?_shared"
 )
 _INT4 = re.compile(rf"stepwell_int4_(?P<dtype>{_TYPES})_(?P<isa>{_ISAS})_shared")
 _ATTENTION = re.compile(rf"stepwell_attention_(?P<dtype>{_TYPES})_(?P<isa>{_ISAS})_shared")
@@ -55,6 +56,7 @@ def spec_of(symbol: str) -> LibrarySpec | None:
             tile=found["tile"] is not None,
             b=found["by"] or "",
             windows=found["windows"] is not None,
+            panels=int(found["panels"] or 0),
         )
     found = _WEIGHED.fullmatch(symbol)
     if found is not None:

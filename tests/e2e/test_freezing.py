@@ -286,3 +286,48 @@ def test_small_biases_of_library_calls_lie_in_memory():
     net = nn.Sequential(nn.Conv2d(3, 12, 3), nn.Conv2d(12, 12, 3), nn.Conv2d(12, 10, 3)).double()  # no nests, and no products
     calls(net, torch.randn(2, 3, 24, 24).double())
     assert stepwell.counters["launches"] == 0
+
+
+class Panels(nn.Module):
+    """Products with more columns than a panel has, and with fewer; the same weight twice; a convolution of each kind of window."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(40, 200), nn.Linear(200, 50), nn.Linear(200, 200)
+        self.windows, self.pixels = nn.Conv2d(16, 64, 3, stride=2), nn.Conv2d(64, 80, 1)
+
+    def forward(self, x, image):
+        y = F.gelu(self.a(x))
+        y = self.b(self.c(self.c(y)) + y)
+        return y, self.pixels(F.relu(self.windows(image)))
+
+
+def test_fz_03_weights_lie_in_panels(graphs):
+    torch.manual_seed(0)
+    calls(Panels(), torch.randn(3, 7, 40), torch.randn(2, 16, 11, 13))
+    held = [n.meta["val"].shape for n in graphs[-1].graph.nodes if n.op == "get_attr" and n.meta["val"].dim() > 2]
+    assert sorted(held) == [(1, 3, 3, 16, 64), (1, 200, 64), (2, 1, 1, 64, 64), (4, 40, 64), (4, 200, 64)]
+
+
+@pytest.mark.parametrize("rows", [2, 5, 31])
+def test_weights_in_panels_take_any_number_of_rows(rows):
+    torch._dynamo.reset()
+    net = nn.Sequential(nn.Linear(40, 200), nn.ReLU(), nn.Linear(200, 100))
+    run = calls(net, torch.randn(rows, 40), dynamic=True)
+    with torch.no_grad():
+        for n in (7, 64):
+            x = torch.randn(n, 40)
+            torch.testing.assert_close(run(x), net(x), rtol=1e-4, atol=1e-5)
+
+
+def test_sums_of_convolutions_with_weights_in_panels():
+    """A product of windows stores into memory of its own: it does not add to another one."""
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Conv2d(16, 64, 3), nn.Conv2d(16, 128, 3)
+
+        def forward(self, x, y):
+            return self.a(x) + self.a(y), self.b(x) + self.b(y)
+
+    calls(Sum(), torch.randn(1, 16, 9, 9), torch.randn(1, 16, 9, 9))

@@ -16,7 +16,10 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ...lowering.fx.post_grad.freezing import fold, foldable
+from ...lowering.fx.post_grad.weight_order import OwnProduct
 from ...lowering.fx_to_nd import Border
+from ...targets.cpu.gemm.choice import prefer_own_gemm
+from ..options.options import Options
 
 log = logging.getLogger("stepwell")
 
@@ -60,6 +63,11 @@ def _is_weight(node: Node, value: Any) -> bool:
     return isinstance(value, torch.nn.Parameter) or "_buffers[" in str(name() if callable(name) else name)
 
 
+def own_products(options: Options) -> OwnProduct | None:
+    """Which products with a weight that is a constant are code of ours, which reads it in panels; None where all are calls."""
+    return None if options.numerics == "eager" else lambda m, n, k: prefer_own_gemm(m, n, k, trans_b=True)
+
+
 class Frozen:
     """The boxed function of a graph some of whose inputs are constants."""
 
@@ -70,11 +78,12 @@ class Frozen:
         border: Border | None,
         compiler: Callable[[GraphModule], Program],
         ordered: bool = True,
+        own_product: OwnProduct | None = None,
     ):
         self._boxed_call = True
         self._gm = copy.deepcopy(gm)
         self._compile = compiler
-        self._ordered = ordered
+        self._orders = ordered, own_product
         places = {n: k for k, n in enumerate(n for n in gm.graph.nodes if n.op == "placeholder")}
         shown = {*border.views.values(), *border.updates.values()} if border else set()
         self._at = [places[n] for n in foldable(gm, weights) if places[n] not in shown]
@@ -93,7 +102,7 @@ class Frozen:
     def _add(self, held: list[torch.Tensor]) -> Program:
         gm = copy.deepcopy(self._gm)
         nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
-        fold(gm, {nodes[k]: t for k, t in zip(self._at, held, strict=True)}, self._ordered)
+        fold(gm, {nodes[k]: t for k, t in zip(self._at, held, strict=True)}, *self._orders)
         run = self._compile(gm)
         self._programs.append((held, run))
         return run

@@ -23,6 +23,7 @@ from ...targets.package.errors import PackageError
 from ...targets.package.programs import encode_leaf
 from ...targets.package.signature import EntryPoint, Leaf, SizeRange
 from ...targets.package.trees import Tree, registered_spec
+from ..backend.frozen import own_products
 from ..backend.fx_setting import setting_of
 from ..extensions.decompositions import checked
 from ..options.options import Options
@@ -60,7 +61,7 @@ def exported_graph(name: str, program: Any, options: Options, for_gpu: bool = Fa
     package cannot hold."""
     found = _graph(name, decomposed(name, program, options))
     if options.freezing:
-        _freeze(found)
+        _freeze(found, options)
     if for_gpu and device_of(found.gm) == "cpu":
         if options.freezing:
             raise PackageError(f"entry point '{name}': option 'freezing' for a GPU takes a model that is there")
@@ -69,11 +70,11 @@ def exported_graph(name: str, program: Any, options: Options, for_gpu: bool = Fa
     return found
 
 
-def _freeze(graph: ExportedGraph) -> None:
+def _freeze(graph: ExportedGraph, options: Options) -> None:
     """Make the weights of a graph constants, as far as it neither writes nor returns them."""
     nodes = [n for n in graph.gm.graph.nodes if n.op == "placeholder"]
     weights = {n: graph.tensors[what] for n, what in zip(nodes, graph.placeholders, strict=True) if isinstance(what, str)}
-    fold(graph.gm, foldable(graph.gm, weights))
+    fold(graph.gm, foldable(graph.gm, weights), own_product=own_products(options))
     graph.gm.recompile()
 
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ...fx_to_nd.core.metadata import is_nonoverlapping_dense
 from ...fx_to_nd.core.signature import FOLDED
 from .freezing_affine import Affine, affine_of, applied
-from .weight_order import order_weights
+from .weight_order import OwnProduct, order_weights
 
 MAX_GROWTH_FACTOR = 2
 """A result that is larger than what it is made of by more than this factor is computed in each call: reading it would cost more."""
@@ -30,8 +30,9 @@ MAX_GROWN_BYTES = 1 << 16
 """Up to this size a result may grow by any factor."""
 
 
-def fold(gm: GraphModule, known: Mapping[Node, torch.Tensor], ordered: bool = True) -> None:
-    """Make the placeholders in `known` constants with these values; `ordered`: in the order in which code of ours reads them."""
+def fold(gm: GraphModule, known: Mapping[Node, torch.Tensor], ordered: bool = True, own_product: OwnProduct | None = None) -> None:
+    """Make the placeholders in `known` constants with these values; `ordered`: in the order in which code of ours reads them, and
+    `own_product`: which matrix products that is."""
     with _undisturbed():
         _Folder(gm, known).run()
     gm.graph.eliminate_dead_code()
@@ -40,7 +41,7 @@ def fold(gm: GraphModule, known: Mapping[Node, torch.Tensor], ordered: bool = Tr
             node.meta[FOLDED] = True
     if ordered:
         with _undisturbed():
-            order_weights(gm)
+            order_weights(gm, own_product)
 
 
 def foldable(gm: GraphModule, nodes: Mapping[Node, torch.Tensor]) -> dict[Node, torch.Tensor]:
@@ -154,7 +155,9 @@ class _Folder:
         return node
 
     def _store(self) -> None:
-        """Hold what is known and still read by something unknown as constants, copied: the tensors may be updated later."""
+        """Hold what is known and still read by something unknown as constants, copied: the tensors may be updated later. The same view of
+        a tensor is one constant."""
+        held: dict[Any, Node] = {}
         for node in list(self.values):
             value = self.values[node]
             if node.op == "get_attr" or node not in self.weighty or not isinstance(value, torch.Tensor):
@@ -162,11 +165,14 @@ class _Folder:
             readers = [u for u in node.users if u not in self.values]
             if not readers:
                 continue
-            copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-            copy.copy_(value.detach())
-            after = node if node.op != "placeholder" else self._last_placeholder()
-            with self.gm.graph.inserting_after(after):
-                attribute = self._constant(copy, node)
+            view = (value.untyped_storage()._cdata, value.storage_offset(), value.shape, value.stride(), value.dtype)
+            attribute = held.get(view)
+            if attribute is None:
+                copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+                copy.copy_(value.detach())
+                after = node if node.op != "placeholder" else self._last_placeholder()
+                with self.gm.graph.inserting_after(after):
+                    attribute = held[view] = self._constant(copy, node)
             for reader in readers:
                 reader.replace_input_with(node, attribute)
 

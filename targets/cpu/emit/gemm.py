@@ -24,7 +24,9 @@ def emit_gemm(unit: ModuleText, op: GemmOp) -> None:
     isa = isa_for(unit.target).name
     trans_a, trans_b, accumulate = (flag in op.properties for flag in ("trans_a", "trans_b", "accumulate"))
     rhs = op.rhs.data if op.rhs is not None else ""
-    spec = GemmSpec(op.dtype.data, op.out.data, trans_a, trans_b, accumulate=accumulate, isa=isa, b=rhs, windows=op.windows is not None)
+    panels = op.panels.value.data if op.panels is not None else 0
+    windows = op.windows is not None
+    spec = GemmSpec(op.dtype.data, op.out.data, trans_a, trans_b, isa, accumulate, b=rhs, windows=windows, panels=panels)
     shared = unit.declare(spec.shared_symbol, "void", _TYPES)
     bias = "ptr %bias" if op.bias is not None else "ptr null"
     pointers = "ptr %a, ptr %b, ptr %c"

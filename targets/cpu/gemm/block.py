@@ -78,9 +78,9 @@ class BlockPlan:
         self.direct = spec.c_type == spec.acc and not spec.tile
         dot = isa.masks and (min(shape.element, shape.b_element) >= 4 or isa.masks16) and not spec.trans_a
         self.special = ("dot" if dot else "") if spec.trans_b else "vector"
-        if spec.windows:
+        if spec.windows or spec.panels:
             self.special = ""
-        self.in_place_b = not spec.trans_b and spec.dtype == spec.b_type == spec.acc
+        self.in_place_b = not spec.trans_b and not spec.panels and spec.dtype == spec.b_type == spec.acc
         """Rows of a transposed A that are packed together."""
         self.narrow = [v for v in (isa.vectors // 4, isa.vectors // 2) if v]
         """Widths, in vectors, of the tiles for the last columns; always of full height, through a tile on the stack."""
@@ -91,7 +91,7 @@ class BlockPlan:
             rows = max(rows for rows, _ in self.dot_tiles())
             self.a_bytes = max(self.a_bytes, rows * (BLOCKS.dot_depth * shape.packed_bytes + 2 * isa.vector_bytes))
         panel = self.units_max * shape.width * shape.packed_bytes
-        self.b_bytes = max(isa.cache_block, panel)
+        self.b_bytes = 0 if spec.panels else max(isa.cache_block, panel)
         if shape.is_shifted:
             self.b_bytes += BLOCKS.columns * shape.packed_bytes
         self.tile_bytes = 0 if self.direct else TILE_BYTES
@@ -152,7 +152,9 @@ def block_functions(plan: BlockPlan, symbol: str) -> list[str]:
     if plan.special == "vector":
         out.append(vector_kernel(shape, f"{symbol}_vector"))
         out += _tables(symbol, "vector", [f"{symbol}_vector"] * TABLE_ENTRIES, [1] * TABLE_ENTRIES, [BLOCKS.vector_columns] * TABLE_ENTRIES)
-    if spec.trans_b:
+    if spec.panels:
+        pass  # B is packed
+    elif spec.trans_b:
         out.append(pack_b_columns(shape, f"{symbol}_pack_b"))
     else:
         out.append(pack_rows(shape, f"{symbol}_pack_b", f"{symbol}_zeros", shape.width, spec.b_type))
@@ -246,7 +248,9 @@ class _Block:
         self.in_place_b = "false"
         if plan.in_place_b:
             near = f.cmp("sle", self.ldb, BLOCKS.near_bytes)
-            self.in_place_b = f.cmp("sle", self.m, f.pick(near, BLOCKS.in_place_rows, BLOCKS.unpacked_rows))
+            few = f.cmp("sle", self.m, f.pick(near, BLOCKS.in_place_rows, BLOCKS.unpacked_rows))
+            packed = f.cmp("eq", self.ldb, self.shape.width * self.shape.b_element)  # rows of a tile behind each other are a panel
+            self.in_place_b = f.either(few, packed)
 
     def _choose_blocks(self) -> None:
         f, plan, shape = self.f, self.plan, self.shape
@@ -288,6 +292,10 @@ class _Block:
     def _b_at(self, column: Value) -> str:
         """B at (pc, column)."""
         f = self.f
+        if self.spec.panels:
+            panel, within = f.div(column, self.spec.panels), f.let(f"urem i64 {column}, {self.spec.panels}")
+            row = f.add(f.mul(panel, "%depth"), self.pc)
+            return f.at("%b", f.mul(f.add(f.mul(row, self.spec.panels), within), self.shape.b_element))
         k, n = (self.shape.b_element, self.ldb) if self.spec.trans_b else (self.ldb, self.shape.b_element)
         return f.at(f.at("%b", f.mul(self.pc, k)), f.mul(column, n))
 
@@ -298,6 +306,8 @@ class _Block:
 
     def _pack_b(self) -> None:
         f, shape = self.f, self.shape
+        if self.spec.panels:
+            return
         with f.when(self.not_special), f.loop(0, self.nc, shape.width) as j:
             nr = f.min(f.sub(self.nc, j.i), shape.width)
             narrow = f.cmp("slt", nr, shape.width)
@@ -434,6 +444,8 @@ class _Block:
 
     def _b_for_kernel(self, j: Value, whole: str) -> tuple[str, Value]:
         f, plan, shape = self.f, self.plan, self.shape
+        if self.spec.panels:
+            return self._b_at(f.add(self.jc, j)), self.spec.panels * shape.b_element
         b, bs = self._panel(j), shape.width * shape.packed_bytes
         in_place = "false"
         if plan.in_place_b:

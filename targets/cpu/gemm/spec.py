@@ -127,6 +127,9 @@ class GemmSpec:
     """Element type of B; one of `FACTORS[dtype]`, the first if empty. B is converted as it is read or packed, which is exact."""
     windows: bool = False
     """Rows of A are windows of an image, read where they lie: `lda` is the address of a `WINDOW` record. Only f32 and f64."""
+    panels: int = 0
+    """If not 0, B is stored in panels of so many columns, [ceil(N / panels), K, panels], the last one filled up, and read without packing;
+    `ldb` says nothing. A multiple of the register tile's columns; only f32 and f64."""
 
     def __post_init__(self) -> None:
         if self.dtype not in FACTORS:
@@ -143,6 +146,9 @@ class GemmSpec:
             raise ValueError(f"gemm: A and B of {self.dtype} cannot give C of {self.c_type} with a bias of {self.bias_type}")
         if self.windows and (self.trans_a or not self.dtype == self.b_type == self.c_type == self.acc or self.tile):
             raise ValueError(f"gemm: windows are read from an image of f32 or f64 for a product of the same type, not {self.dtype}")
+        if self.panels and (self.trans_b or not self.dtype == self.b_type == self.acc or self.panels % Shape(self).width):
+            tile = f"a multiple of {Shape(self).width} columns of f32 or f64"
+            raise ValueError(f"gemm: panels are {tile}, not {self.panels} of {self.b_type}{', transposed' if self.trans_b else ''}")
         if self.accumulate and (self.c_type != self.acc or self.tile):
             raise ValueError(f"gemm: accumulate needs C of {self.acc}, written by the kernel itself")
 
@@ -185,6 +191,8 @@ class GemmSpec:
             parts.append("tile")
         if self.windows:
             parts.append("windows")
+        if self.panels:
+            parts.append(f"panels{self.panels}")
         return "_".join(parts)
 
     @property

@@ -52,6 +52,8 @@ class ContractSelect(Pass):
                 plain = plain_product(contract) if fused else contract
                 choice = self._choice(plain, hints, force, fused)
                 contract.properties["schedule"] = StringAttr(choice)
+                if (p := recognise(plain)) is not None and p.b.panels:
+                    self.remark(contract, f"its right factor is read without packing, from panels of {p.b.panels} columns", "applied")
                 self.statistic(f"num-{choice}")
                 if fused:
                     plain.drop_all_references()
@@ -62,8 +64,8 @@ class ContractSelect(Pass):
         p = recognise(op)
         if p is None:
             return "gemm"
-        if p.is_narrow or p.a.windows is not None or force:
-            return "gemm" if p.is_narrow or p.a.windows is not None else force
+        if p.is_narrow or p.is_ordered or force:
+            return "gemm" if p.is_narrow or p.is_ordered else force
         p = row_major(p)
         layout = transposed(p)
         if layout is None:

@@ -99,3 +99,5 @@ cpu.kernel @threads(%p : !cpu.ptr, %n : i64, %k : index) {
   %w0, %w1, %w2, %w3 = cpu.philox %n, %v, %v : vector<8xi64>
   cpu.return
 }
+// CHECK: cpu.gemm @gemm_f32_nn_panels64 {dtype = "f32", out = "f32", panels = 64 : i64}
+cpu.gemm @gemm_f32_nn_panels64 {dtype = "f32", out = "f32", panels = 64 : i64}

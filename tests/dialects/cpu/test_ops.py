@@ -57,6 +57,8 @@ BAD = [
     ("cpu.atomic_add %v, %p[%n] : vector<4xf32>", "the value must be a scalar number"),
     ("%a = cpu.local {bytes = 16 : i64, align = 3 : i64}", "alignment must be a power of two, got 3"),
     ("%a = cpu.iota : vector<4xf32>", "the lanes must be integers"),
+    ('cpu.gemm @g {dtype = "f32", out = "f32", trans_b, panels = 64 : i64}', "panels have columns, and those lie side by side"),
+    ('cpu.gemm @g {dtype = "f32", out = "f32", panels = 0 : i64}', "panels have columns"),
     ("%a = cpu.lanes %n : i64 to vector<4xi8>", "the lanes must be i1, got i8"),
     ("%a = cpu.reduce and %v : vector<4xf32>", "and is for integers"),
     ("%a = cpu.reduce avg %v : vector<4xf32>", "unknown kind 'avg'; known are add, mul"),

@@ -14,13 +14,13 @@ from stepwell.targets.cpu.forecast import expected_products
 SYMBOL = "stepwell_gemm_f32_nt_generic_shared"
 
 
-def kinds(body, *arguments):
+def kinds(body, *arguments, name="_f32_([nt]{2})_"):
     """The layouts of the products that are expected, as nn, nt, tn or tt."""
     names = ", ".join(f"%a{k} : !nd.tensor<{a}>" for k, a in enumerate(arguments))
     text = f"func.func @forward({names}) {{\n{body}\nfunc.return }}"
     ctx = Context()
     load_dialects(ctx)
-    return [re.findall("_f32_([nt]{2})_", s)[0] for s in expected_products(Parser(ctx, text).parse_module())]
+    return [re.findall(name, s)[0] for s in expected_products(Parser(ctx, text).parse_module())]
 
 
 T = "!nd.tensor<16 x 16 x f32>"
@@ -33,6 +33,14 @@ def test_layouts_follow_from_permutations():
     assert kinds(turned + plain.replace("%a1", "%t"), "16 x 16 x f32", "16 x 16 x f32") == ["nt"]
     back = turned + f"%u = nd.permute %t {{dims = [1, 0]}} : ({T}) -> {T}\n"
     assert kinds(back + plain.replace("%a1", "%u"), "16 x 16 x f32", "16 x 16 x f32") == ["nn"]
+
+
+def test_a_weight_in_panels():
+    views = """%p = nd.permute %a1 {dims = [1, 0, 2]} : (!nd.tensor<2 x 96 x 64 x f32>) -> !nd.tensor<96 x 2 x 64 x f32>
+        %r = nd.reshape %p : (!nd.tensor<96 x 2 x 64 x f32>) -> !nd.tensor<96 x 128 x f32>
+        %s = nd.slice %r {starts = [0, 0], steps = [1, 1]} : (!nd.tensor<96 x 128 x f32>) -> !nd.tensor<96 x 100 x f32>
+        %c = nd.matmul %a0, %s : (!nd.tensor<16 x 96 x f32>, !nd.tensor<96 x 100 x f32>) -> !nd.tensor<16 x 100 x f32>"""
+    assert kinds(views, "16 x 96 x f32", "2 x 96 x 64 x f32", name="_f32_nn_[a-z0-9_]*_(panels64)_") == ["panels64"]
 
 
 def test_a_matrix_times_a_vector_is_computed_as_a_row():

@@ -1,4 +1,4 @@
-"""Weights that are constants lie by output channels where convolutions of ours read them, and as they came where others do."""
+"""Weights that are constants lie as convolutions and products of ours read them, and as they came where others do."""
 
 from __future__ import annotations
 
@@ -11,24 +11,56 @@ from stepwell.lowering.fx.post_grad.freezing import fold
 aten = torch.ops.aten
 
 
-def folded(weight, groups=1, transposed=False):
+def folded(function, *args, mode="fake", **options):
+    """The folded graph of a function whose second argument is a constant, the constant, and what is shown to its reader."""
+    gm = make_fx(function, tracing_mode=mode)(*args)
+    weight = [n for n in gm.graph.nodes if n.op == "placeholder"][1]
+    shown, place = next((u, k) for u in weight.users for k, a in enumerate(u.args) if a is weight)
+    while shown.target not in (aten.convolution.default, aten.mm.default, aten.addmm.default):
+        shown, place = next((u, k) for u in shown.users for k, a in enumerate(u.args) if a is shown)
+    fold(gm, {weight: args[1]}, **options)
+    (node,) = [n.args[place] for n in gm.graph.nodes if n.target is shown.target]
+    source = node
+    while source.op != "get_attr" and source.op != "placeholder":
+        source = source.args[0]
+    gm.recompile()
+    return gm, getattr(gm, source.target) if source.op == "get_attr" else None, node
+
+
+def convolved(weight, groups=1, transposed=False, mode="fake"):
     def function(x, w):
         return (aten.convolution(x, w, None, [1, 1], [0, 0], [1, 1], transposed, [0, 0], groups),)
 
-    gm = make_fx(function, tracing_mode="fake")(torch.randn(2, 32, 20, 20), weight)
-    fold(gm, {[n for n in gm.graph.nodes if n.op == "placeholder"][1]: weight})
-    (node,) = [n.args[1] for n in gm.graph.nodes if n.target is aten.convolution.default]
-    held = getattr(gm, node.target)
+    image = torch.randn(2, weight.shape[0] if groups > 1 else weight.shape[1], 20, 20)
+    if groups == 2 or transposed:
+        image = torch.randn(2, 32, 20, 20)
+    return (*folded(function, image, weight, mode=mode), image)
+
+
+def test_a_depthwise_weight_has_its_channels_side_by_side():
+    weight = torch.randn(32, 1, 3, 3)
+    _, held, node, _ = convolved(weight, groups=32)
     assert torch.equal(held, weight) and node.meta["val"].stride() == held.stride()
-    return held
-
-
-@pytest.mark.parametrize("shape, groups", [((64, 32, 1, 1), 1), ((32, 1, 3, 3), 32)])
-def test_output_channels_lie_side_by_side(shape, groups):
-    weight = torch.randn(shape)
-    held = folded(weight, groups)
     assert held.permute(2, 3, 1, 0).is_contiguous()
     assert weight.is_contiguous()
+
+
+@pytest.mark.parametrize("columns, panels", [(64, 1), (128, 2), (240, 4), (48, 1)])
+@pytest.mark.parametrize("window", [1, 3])
+def test_a_convolution_has_panels(columns, panels, window):
+    weight = torch.randn(columns, 32, window, window)
+    gm, held, node, image = convolved(weight)
+    assert held.shape == (panels, window, window, 32, 64) and held.is_contiguous()
+    assert node.meta["val"].shape == weight.shape and node.meta["val"].stride(0) == 1
+    torch.testing.assert_close(gm(image, None)[0], torch.nn.functional.conv2d(image, weight))
+    assert not held.permute(1, 2, 3, 0, 4).reshape(window, window, 32, -1)[..., columns:].any()
+
+
+def test_few_columns_stay_side_by_side_without_panels():
+    """A panel that is emptier than half is memory for nothing."""
+    weight = torch.randn(24, 32, 1, 1)
+    _, held, _, _ = convolved(weight)
+    assert held.shape == weight.shape and held.permute(2, 3, 1, 0).is_contiguous()
 
 
 @pytest.mark.parametrize("name", ["transposed", "of few channels", "grouped"])
@@ -37,19 +69,48 @@ def test_what_the_library_computes_stays(name):
         "transposed": torch.randn(32, 64, 1, 1),
         "of few channels": torch.randn(1, 32, 1, 1), "grouped": torch.randn(64, 16, 1, 1),
     }[name]  # fmt: skip
-    groups = 2 if name == "grouped" else 1
-    held = folded(weight, groups, transposed=name == "transposed")
-    assert held.is_contiguous()
+    _, held, _, _ = convolved(weight, 2 if name == "grouped" else 1, name == "transposed")
+    assert held.shape == weight.shape and held.is_contiguous()
+
+
+def linear(x, w):
+    return (aten.mm(x, w.t()),)
+
+
+def linear_with_bias(x, w):
+    return (aten.addmm(x.sum(0, keepdim=True)[:, :1], x, w.t()),)
+
+
+def multiplied_and_read(x, w):
+    weight = w.t()
+    return aten.mm(x, weight), aten.mul(weight, x[:1].t())
+
+
+@pytest.mark.parametrize("function", [linear, linear_with_bias])
+def test_a_product_has_panels(function):
+    x, weight = torch.randn(8, 96), torch.randn(200, 96)
+    gm, held, node = folded(function, x, weight, own_product=lambda m, n, k: (m, n, k) == (8, 200, 96))
+    assert held.shape == (4, 96, 64) and node.meta["val"].shape == (96, 200)
+    torch.testing.assert_close(gm(x, None), function(x, weight))
+
+
+@pytest.mark.parametrize("name", ["a row", "of the library", "small", "of float64", "read by others"])
+def test_other_products_have_weights_as_they_came(name):
+    x, weight = torch.randn(1 if name == "a row" else 8, 96), torch.randn(8 if name == "small" else 200, 96)
+    if name == "of float64":
+        x, weight = x.double(), weight.double()
+    function = multiplied_and_read if name == "read by others" else linear
+    _, held, _ = folded(function, x, weight, own_product=lambda m, n, k: name != "of the library")
+    assert held.numel() == weight.numel() and held.dim() == 2
+
+
+def test_without_a_word_on_products_these_are_left_alone():
+    assert folded(linear, torch.randn(8, 96), torch.randn(200, 96))[1].dim() == 2
 
 
 def test_sizes_that_are_symbols_leave_windows_to_the_library():
     """A product reads windows of known places only; pixels it reads of any."""
-    for window, by_channels in ((3, False), (1, True)):
+    for window, in_panels in ((3, False), (1, True)):
         weight = torch.randn(64, 32, window, window)
-        gm = make_fx(lambda x, w: (aten.convolution(x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1),), tracing_mode="symbolic")(
-            torch.randn(2, 32, 20, 20), weight
-        )
-        fold(gm, {[n for n in gm.graph.nodes if n.op == "placeholder"][1]: weight})
-        (node,) = [n.args[1] for n in gm.graph.nodes if n.target is aten.convolution.default]
-        held = getattr(gm, node.target) if node.op == "get_attr" else None
-        assert held is None or held.permute(2, 3, 1, 0).is_contiguous() is by_channels
+        _, held, _, _ = convolved(weight, mode="symbolic")
+        assert held is None or (held.dim() == 5) is in_panels

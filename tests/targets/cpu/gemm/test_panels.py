@@ -1,0 +1,69 @@
+"""Products whose right factor is stored in panels, against float64."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+import pytest
+import torch
+
+from stepwell.dialects.support.gemm_types import PANEL_BYTES
+from stepwell.targets.cpu import jit
+from stepwell.targets.cpu.features import is_runnable, target
+from stepwell.targets.cpu.gemm.driver import GemmSpec, isa_for, shared_gemm_module
+from stepwell.targets.cpu.gemm.spec import ISAS, Shape
+from stepwell.targets.cpu.library import spec_of
+
+POINTER, INT = ctypes.c_void_p, ctypes.c_int64
+SIZES = [(1, 70, 5), (2, 64, 64), (7, 200, 33), (13, 130, 900), (50, 33, 17), (200, 96, 1), (6, 500, 1600), (3, 70, 0)]
+
+
+@cache
+def compiled(dtype, target_name, trans_a, accumulate):
+    columns = PANEL_BYTES // {"f32": 4, "f64": 8}[dtype]
+    spec = GemmSpec(dtype, trans_a=trans_a, accumulate=accumulate, isa=isa_for(target(target_name)).name, panels=columns)
+    library = jit.load_text(shared_gemm_module(spec), wanted=target(target_name))
+    function = library.function(spec.shared_symbol, *[POINTER] * 3, *[INT] * 10, *[POINTER] * 3)
+    function.library = library
+    return function, columns
+
+
+def in_panels(b, columns):
+    rows, n = b.shape
+    panels = -(-n // columns)
+    return torch.nn.functional.pad(b, (0, panels * columns - n)).reshape(rows, panels, columns).permute(1, 0, 2).contiguous()
+
+
+@pytest.mark.parametrize(
+    "target_name", ["host", pytest.param("avx2", marks=pytest.mark.spread), pytest.param("generic-sse", marks=pytest.mark.spread)]
+)
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("trans_a, accumulate", [(False, False), (True, False), (False, True)])
+def test_values(dtype, trans_a, accumulate, target_name):
+    if target_name != "host" and not is_runnable(target(target_name)):
+        pytest.skip(f"this machine does not run {target_name}")
+    kind = {"f32": torch.float32, "f64": torch.float64}[dtype]
+    function, columns = compiled(dtype, target_name, trans_a, accumulate)
+    for m, n, k in SIZES:
+        torch.manual_seed(m)
+        a, b, bias = torch.randn(m, k, dtype=kind), torch.randn(k, n, dtype=kind), torch.randn(n, dtype=kind)
+        c = torch.randn(m, n, dtype=kind) if accumulate else torch.full((m, n), float("nan"), dtype=kind)
+        want = a.double() @ b.double() + (c.double() if accumulate else bias.double())
+        left, packed = a.t().contiguous() if trans_a else a, in_panels(b, columns)
+        pointers = (t.data_ptr() for t in (left, packed, c))
+        function(*pointers, m, n, k, m if trans_a else k, 0, n, 1, 0, 0, 0, None if accumulate else bias.data_ptr(), None, None)
+        torch.testing.assert_close(c.double(), want, atol=1e-12 * (k + 1) if dtype == "f64" else 2e-5 * (k + 1) ** 0.5, rtol=1e-4)
+
+
+def test_panels_have_whole_tiles_of_every_instruction_set():
+    for isa in ISAS:
+        assert PANEL_BYTES // 4 % Shape(GemmSpec("f32", isa=isa)).width == 0
+        spec = GemmSpec("f32", isa=isa, panels=PANEL_BYTES // 4, windows=True)
+        assert spec_of(spec.shared_symbol) == spec
+
+
+def test_halves_are_not_stored_in_panels():
+    for wrong in ({"dtype": "bf16"}, {"trans_b": True}, {"panels": 24, "isa": "avx512"}, {"b": "i8"}):
+        with pytest.raises(ValueError, match="panels are a multiple"):
+            GemmSpec(**{"panels": 64, **wrong})
