@@ -226,7 +226,14 @@ def build(
     module: ModuleOp, device: str, options: Options, debug: DebugFolder | None, pipeline: Pipeline, watch: Watch | None = None
 ) -> tuple[ProgramDescription, bytes, str]:
     """The description and the object of an imported graph of `device`, and the object's name in the cache ("" where it is not kept)."""
-    ctx = context()
+    lower_module(module, options, debug, pipeline, watch)
+    return emit(module, options, debug, device)
+
+
+def lower_module(
+    module: ModuleOp, options: Options, debug: DebugFolder | None, pipeline: Pipeline, watch: Watch | None = None
+) -> None:
+    """Take an imported graph through a pipeline, see `build`; nothing is emitted."""
     if debug:
         debug.level("import", module, pipeline)
     clock = [perf_counter()]
@@ -250,12 +257,11 @@ def build(
         after_pass=watch.passed if isinstance(watch, PassWatch) else None,
     )  # fmt: skip
     try:
-        run(pipeline, module, ctx, instrument)
+        run(pipeline, module, context(), instrument)
     finally:
         _count_passes(instrument)
     if options.timing:
         print(instrument.timing_report(), file=sys.stderr)
-    return emit(module, options, debug, device)
 
 
 def _count_passes(instrument: Instrumentation) -> None:

@@ -17,6 +17,11 @@ def add_directives(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--loop-order", action="append", default=[], metavar="NAME=1,0", help="the order of the loops of a nest")
 
 
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """`--target`, whose value is `gpu`."""
+    parser.add_argument("--target", dest="gpu", metavar="GPU", help="compile for a GPU that need not be there: sm_80, sm_90, gfx942, ...")
+
+
 def directives(given: argparse.Namespace) -> dict[str, Any]:
     """The options of torch.compile that they ask for. Raises ExplainError for numbers that are none."""
     return {

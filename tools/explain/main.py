@@ -9,15 +9,17 @@ stepwell explain --example
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...dialects.machine import MachineAttr, set_machine
 from ...errors import FileError, StepwellError
 from ...passes.cost.machine import Gpu, Machine, machine_of
 from ...passes.cost.machine.cpu import Cpu
 from .answer import answer
-from .arguments import add_directives, directives
+from .arguments import add_directives, add_target, directives
 from .blocks import Block, Heading
 from .collect import Collector
 from .dynamo import watched
@@ -95,6 +97,7 @@ def explain(
     machine: Machine | None = None,
     quiet: bool = False,
     measure: bool = False,
+    target: str | None = None,
     collector: Collector | None = None,
     **kwargs: Any,
 ) -> Explanation:
@@ -105,8 +108,9 @@ def explain(
     adding to anything's `.grad`. The short answer is printed unless `quiet`, and everything is written to the file `html` as one page.
     `machine` takes the place of a measurement of the processor, or of what is known of the GPU that the graphs are for. With `measure` each
     kernel also runs by itself, and its time and bandwidth are told. `collector` takes the place of one made from `machine` and
-    `measure`. Raises ExplainError for what cannot be called, OptionError
-    for wrong options, and what compiling or running raises; FileError too, when all is told, for a file that cannot be written."""
+    `measure`. `target` (`sm_90`, `gfx942`) names a GPU, which need not be there: graphs are compiled for it, and ATen computes
+    the results. Raises ExplainError for what cannot be called, OptionError for wrong options, TargetError for a target that is no GPU, and
+    what compiling or running raises; FileError too, when all is told, for a file that cannot be written."""
     import torch
 
     from ..backend.torch_backend import GraphCompilers, compile_with
@@ -116,7 +120,12 @@ def explain(
         raise ExplainError(f"explain takes a function or module and its arguments, not {fn!r}")
     collector = collector or Collector(machine or measured_machine(), measure, fixed=machine is not None)
     chosen = make_options(None, options)
-    compilers = GraphCompilers(chosen, collector)
+    compilers, tracing = GraphCompilers(chosen, collector), nullcontext()
+    if target is not None:
+        from ...targets.triton.gpu import gpu_target
+        from ..backend.cross import CrossCompilers, plain_attention
+
+        compilers, tracing = CrossCompilers(chosen, collector, gpu_target(target)), plain_attention()
 
     def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return compile_with(compilers, gm, list(example_inputs))
@@ -124,7 +133,7 @@ def explain(
     # what torch.compile already wrapped is told as it would be compiled here
     fn = getattr(fn, "_torchdynamo_orig_callable", None) or getattr(fn, "_orig_mod", fn)
     eager: list[Eager] = []
-    with watched(eager):
+    with watched(eager), tracing:
         result = torch.compile(fn, backend=backend)(*args, **kwargs)
     _backward(result)
     _unknown(collector.graphs, chosen, compilers.matched)
@@ -191,11 +200,13 @@ def explain_module(
     machine: Machine | None = None,
     quiet: bool = False,
     measure: bool = False,
+    target: str | None = None,
     collector: Collector | None = None,
 ) -> Explanation:
-    """The same for a module of IR at the level nd, loop or mem, from there down; the module is changed.
+    """The same for a module of IR at the level nd, loop or mem, from there down; the module is changed. `target` takes the place of the
+    machine that it names.
 
-    Raises ExplainError for other levels."""
+    Raises ExplainError for other levels, TargetError for a target that is no machine."""
     from ...passes.loop.fusion.loop_fuse import LoopFuse
     from ...passes.manager.instrumentation import Instrumentation
     from ...passes.manager.pass_manager import Stage, run
@@ -210,9 +221,11 @@ def explain_module(
     if level not in ("nd", "loop", "mem"):
         raise ExplainError(f"explain takes IR at the levels nd, loop and mem; this is at {level}")
     chosen = make_options(None, options)
-    target = "gpu" if isinstance(machine_of(module), Gpu) else "cpu"
-    levels = stage_names(target)
-    pipeline = default_pipeline(target, stages=levels if level == "nd" else levels[levels.index(level) + 1 :])
+    if target is not None:
+        set_machine(module, MachineAttr.get(target))
+    kind = "gpu" if isinstance(machine_of(module), Gpu) else "cpu"
+    levels = stage_names(kind)
+    pipeline = default_pipeline(kind, stages=levels if level == "nd" else levels[levels.index(level) + 1 :])
     if level == "loop":  # nests may be fused further, and directives obeyed
         pipeline.stages.insert(0, Stage("loop", [LoopFuse()]))
     leave_out(pipeline, chosen)
@@ -338,12 +351,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the data as JSON instead")
     parser.add_argument("--html", metavar="FILE", help="write a page of HTML with everything too")
     add_directives(parser)
+    add_target(parser)
     parser.add_argument("--measure", action="store_true", help="run each kernel by itself too, and tell its time and bandwidth")
     given = parser.parse_args(arguments)
     if given.example == (given.target is not None):
         parser.error("give a target or --example")
     try:
-        settings = {"options": directives(given), "measure": given.measure, "quiet": True}
+        settings = {"options": directives(given), "measure": given.measure, "target": given.gpu, "quiet": True}
         if given.target is not None and given.target.endswith(".mlir"):
             found = explain_file(given.target, **settings)
         else:

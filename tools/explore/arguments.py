@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from ..explain.arguments import add_directives, directives
+from ..explain.arguments import add_directives, add_target, directives
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -20,13 +20,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--about", metavar="NAME", action="append", default=[], help="print what became of a value or of file.py:12")
     parser.add_argument("--disable-pass", metavar="PASS", action="append", default=[], help="leave a pass out")
     parser.add_argument("--measure", action="store_true", help="run each kernel by itself too")
+    add_target(parser)
     add_directives(parser)
     given = parser.parse_args(arguments)
     given.options = {**directives(given), "disable_passes": given.disable_pass}
     if not (given.json or given.html or given.about or given.serve):
         parser.error("say what to do: --html FILE, --serve, --json FILE or --about NAME")
-    if given.target.endswith(".json") and (given.measure or any(given.options.values())):
+    if given.target.endswith(".json") and (given.measure or given.gpu or any(given.options.values())):
         parser.error("what is overruled or measured is compiled again: give the program, not a .json file")
+    if given.measure and given.gpu:
+        parser.error("--target compiles for a GPU that need not be there: nothing can be measured with --measure")
     if given.serve and given.target.endswith(".json"):
         parser.error("--serve compiles again: give the program, not a .json file")
     return given

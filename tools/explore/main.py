@@ -66,37 +66,45 @@ def explore(
     options: Mapping[str, Any] | None = None,
     machine: Machine | None = None,
     measure: bool = False,
+    target: str | None = None,
     **kwargs: Any,
 ) -> Exploration:
     """Compile `fn` for these arguments as torch.compile(backend="stepwell", options=options) does, and keep every level, what each
     pass did, what was decided and why, and what that costs.
 
     `fn` (a function or module) is run once; where a result needs gradients, the backward graph is compiled too. `machine`: what times are
-    predicted for; measure: each kernel also runs by itself. Raises what stepwell.explain raises, errors of ours as they are."""
+    predicted for; measure: each kernel also runs by itself; target: a GPU that graphs are compiled for, which need not be there. Raises
+    what stepwell.explain raises, errors of ours as they are."""
     from torch._dynamo.exc import BackendCompilerFailed
 
     from ..explain.main import explain, measured_machine
 
     watcher = Watcher(machine or measured_machine(), measure, fixed=machine is not None)
     try:
-        found = explain(fn, *args, options=options, quiet=True, collector=watcher, **kwargs)
+        found = explain(fn, *args, options=options, quiet=True, target=target, collector=watcher, **kwargs)
     except BackendCompilerFailed as error:
         if isinstance(error.inner_exception, StepwellError):
             raise error.inner_exception from error
         raise
-    return Exploration(document(watcher, found.name, found.eager, _call(options, measure)))
+    return Exploration(document(watcher, found.name, found.eager, _call(options, measure, target)))
 
 
 def explore_text(
-    text: str, path: str, *, options: Mapping[str, Any] | None = None, machine: Machine | None = None, measure: bool = False
+    text: str,
+    path: str,
+    *,
+    options: Mapping[str, Any] | None = None,
+    machine: Machine | None = None,
+    measure: bool = False,
+    target: str | None = None,
 ) -> Exploration:
     """The same for IR at the level nd, loop or mem, from there down; `path` names it. Raises StepwellError that names the place of a
     mistake."""
     from ..explain.main import explain_text, measured_machine
 
     watcher = Watcher(machine or measured_machine(), measure, fixed=machine is not None)
-    found = explain_text(text, path, options=options, quiet=True, collector=watcher)
-    return Exploration(document(watcher, found.name, found.eager, _call(options, measure)))
+    found = explain_text(text, path, options=options, quiet=True, target=target, collector=watcher)
+    return Exploration(document(watcher, found.name, found.eager, _call(options, measure, target)))
 
 
 def explore_file(path: str, **settings: Any) -> Exploration:
@@ -106,8 +114,8 @@ def explore_file(path: str, **settings: Any) -> Exploration:
     return explore_text(read_input(path), path, **settings)
 
 
-def _call(options: Mapping[str, Any] | None, measure: bool) -> dict[str, Any]:
-    return {"options": dict(options or {}), "measure": measure}
+def _call(options: Mapping[str, Any] | None, measure: bool, gpu: str | None) -> dict[str, Any]:
+    return {"options": dict(options or {}), "measure": measure, **({"gpu": gpu} if gpu else {})}
 
 
 def read(path: str | Path) -> Exploration:
@@ -158,7 +166,7 @@ def _compiler(given: Any) -> Callable[[Mapping[str, Any], bool], Exploration]:
         from ..opt.main import read_input
 
         text = read_input(given.target)
-        return lambda options, measure: _called(explore_text(text, given.target, options=options, measure=measure), call)
+        return lambda options, measure: _called(explore_text(text, given.target, options=options, measure=measure, target=given.gpu), call)
     from ..explain.main import load_function
 
     fn, values = load_function(given.target, given.args)
@@ -167,7 +175,7 @@ def _compiler(given: Any) -> Callable[[Mapping[str, Any], bool], Exploration]:
         import torch
 
         torch._dynamo.reset()
-        return _called(explore(fn, *values, options=options, measure=measure), call)
+        return _called(explore(fn, *values, options=options, measure=measure, target=given.gpu), call)
 
     return again
 

@@ -23,11 +23,11 @@ from ...targets.package.errors import PackageError
 from ...targets.package.programs import encode_leaf
 from ...targets.package.signature import EntryPoint, Leaf, SizeRange
 from ...targets.package.trees import Tree, registered_spec
+from ..backend.devices import attention_in_parts, device_of, on_device
 from ..backend.frozen import own_products
 from ..backend.fx_setting import setting_of
 from ..extensions.decompositions import checked
 from ..options.options import Options
-from .devices import attention_in_parts, device_of, on_device
 
 
 @dataclass

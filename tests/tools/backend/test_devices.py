@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from stepwell.tools.package.devices import attention_in_parts
+from stepwell.tools.backend.devices import attention_in_parts
 
 QUERY, KEY, VALUE = (torch.randn(2, 4, n, 16, generator=torch.Generator().manual_seed(n)) for n in (5, 9, 9))
 CASES = {
