@@ -40,8 +40,7 @@ class AttentionSpec:
     @property
     def shape(self) -> Shape:
         """The tiles of a product that computes in floats."""
-        isa = "avx512" if self.isa in ("avx512_bf16", "avx512_vnni", "amx") else self.isa
-        return Shape(GemmSpec(self.dtype, trans_b=True, isa=isa))
+        return Shape(GemmSpec(self.dtype, trans_b=True, isa=ISAS[self.isa].in_floats or self.isa))
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,8 @@ class BlockPlan:
         self.units_max = (BLOCKS.transposed_units if spec.trans_a else BLOCKS.units) * 4 // shape.acc_bytes
         self.group = 8 * isa.rows
         self.direct = spec.c_type == spec.acc and not spec.tile
-        dot = isa.masks and (min(shape.element, shape.b_element) >= 4 or isa.masks16) and not spec.trans_a
+        masked = isa.masks and (min(shape.element, shape.b_element) >= 4 or isa.masks16)
+        dot = (masked or isa.tail_copies) and not spec.trans_a
         self.special = ("dot" if dot else "") if spec.trans_b else "vector"
         if spec.windows or spec.panels:
             self.special = ""
@@ -107,7 +108,7 @@ class BlockPlan:
     def dot_shape(self, rows: int) -> Shape:
         """How so many rows are multiplied in dot products: bytes as floats, where making pairs of bfloats of them is most of the work."""
         if self.shape.pairs and self.spec.b_type in BYTES and rows <= 2:
-            return Shape(replace(self.spec, isa="avx512"))
+            return Shape(replace(self.spec, isa=self.shape.isa.in_floats))
         return self.shape
 
     def dot_depth(self, rows: int) -> int:

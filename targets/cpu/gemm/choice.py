@@ -54,7 +54,7 @@ def relative_speed(
     work = m * n * k
     if work <= MAX_SMALL_MULTIPLICATIONS:
         return 2.0
-    if isa.name in ("generic", "neon"):
+    if isa.is_narrow:  # nothing was measured
         return 0.5
     if vendor == "amd":
         return 2.0 if dtype in ("f32", "f64") else 1.1
@@ -95,7 +95,7 @@ def prefer_own_attention(queries: int, keys: int, depth: int, dtype: str = "f32"
     floats, so that torch is ahead where its products run on instructions made for them.
     """
     isa = isa or isa_for(target())
-    if depth > DEPTH_MAX or are_few_queries(queries) or isa.name in ("generic", "neon"):
+    if depth > DEPTH_MAX or are_few_queries(queries) or isa.is_narrow:
         return False
     if dtype == "bf16" and isa.bf16_dot:
         return queries * keys <= 64 * 64

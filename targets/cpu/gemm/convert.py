@@ -61,6 +61,8 @@ def store_as(f: Function, isa: Isa, dtype: str, acc: str, value: str, pointer: s
     elif dtype == "f16" and isa.f16_convert:
         half = f.let(f"fptrunc {vector(lanes, 'float')} {value} to {vector(lanes, 'half')}")
         f.store(vector(lanes, "half"), half, pointer)
+    elif dtype == "bf16" and isa.rounds_to_bf16:
+        f.store(vector(lanes, "bfloat"), f.let(f"fptrunc {vector(lanes, 'float')} {value} to {vector(lanes, 'bfloat')}"), pointer)
     else:
         short = float_to_bf16(words(f, lanes), value) if dtype == "bf16" else float_to_half(words(f, lanes), value)
         f.store(vector(lanes, "i16"), f.let(f"trunc {vector(lanes, 'i32')} {short} to {vector(lanes, 'i16')}"), pointer)

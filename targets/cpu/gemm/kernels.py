@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ....passes.cost.nest_cost import LINE_BYTES
 from ..half_bits import bf16_to_float
 from .convert import bytes_to_bf16, from_bytes, load_as, vector, words
 from .ir import Function, Value
 from .pack import PREFETCH_ROWS, dot_bytes, flip_signs
-from .spec import BYTES, LLVM_TYPE, Shape
+from .spec import BF16_DOTS, BYTES, ELEMENT_BYTES, LLVM_TYPE, Shape
 
 KERNEL_ARGS = (
     ("ptr", "a"),
@@ -83,8 +84,8 @@ def _step(f: Function, shape: Shape, a_rows: Sequence[str], values: Sequence[str
     b_row = f.at("%b", b_off)
     b = [f.load(b_type, f.at(b_row, j * step)) for j in columns]
     ahead = f.at(b_row, f.mul("%bs", PREFETCH_ROWS))
-    for j in columns:
-        f.do(f"call void @llvm.prefetch.p0(ptr {f.at(ahead, j * step)}, i32 0, i32 3, i32 1)")
+    for line in range(0, vectors * step, LINE_BYTES):
+        f.do(f"call void @llvm.prefetch.p0(ptr {f.at(ahead, line)}, i32 0, i32 3, i32 1)")
     out: list[Value] = []
     for i, row in enumerate(a_rows):
         at = f.at(row, a_off)
@@ -146,8 +147,8 @@ def dot_kernel(shape: Shape, name: str, rows: int, columns: int) -> str:
     lanes, acc, bytes_ = shape.lanes, LLVM_TYPE[shape.spec.acc], shape.acc_bytes
     vec = vector(lanes, acc)
     a_rows = [f.at("%a", f.mul(f.min(i, f.sub("%mr", 1)), "%ars")) for i in range(rows)]
-    cells = rows * columns
-    groups = -(-cells // 4) * 4
+    cells, joined = rows * columns, min(4, lanes)
+    groups = -(-cells // joined) * joined
     parts, sums_at = f.alloca(groups * lanes, acc), f.alloca(groups, acc)
     step = f.ceil_div("%nr", columns)
     with f.loop(0, step) as body:
@@ -156,9 +157,9 @@ def dot_kernel(shape: Shape, name: str, rows: int, columns: int) -> str:
         for cell, value in enumerate(_dot_sums(f, shape, a_rows, b_rows)):
             f.store(vec, value, f.at(parts, cell * shape.isa.vector_bytes))
         # One small loop: unrolled shuffles would take longer to compile than all the rest of the kernel.
-        with f.loop(0, groups, 4) as cell:
-            four = [f.load(vec, f.at(parts, f.mul(f.add(cell.i, t), shape.isa.vector_bytes))) for t in range(4)]
-            f.store(vector(4, acc), _sums_of_four(f, shape, four), f.at(sums_at, f.mul(cell.i, bytes_)))
+        with f.loop(0, groups, joined) as cell:
+            some = [f.load(vec, f.at(parts, f.mul(f.add(cell.i, t), shape.isa.vector_bytes))) for t in range(joined)]
+            f.store(vector(joined, acc), _joined_sums(f, shape, some), f.at(sums_at, f.mul(cell.i, bytes_)))
         with f.loop(0, columns) as column:
             place = f.add(body.i, f.mul(step, column.i))
             # two parts that ended with the same column would add to it twice
@@ -179,14 +180,15 @@ def _dot_sums(f: Function, shape: Shape, a_rows: list[str], b_rows: list[str]) -
     copies = max(shape.isa.sums_in_flight // (rows * columns), 1)
     chunks = max(shape.isa.vector_bytes // (chunk * shape.b_element), copies)
     whole = f.mul(f.div("%k", chunks * chunk), chunks * chunk)
+    end = _End(f, shape)
 
-    def multiply(k: Value, sums: Sequence[Value], mask: str = "") -> list[Value]:
+    def multiply(k: Value, sums: Sequence[Value], end: _End | None = None) -> list[Value]:
         offset = f.mul(k, shape.b_element)
-        b = [_chunk(f, shape, shape.spec.b_type, f.at(row, offset), mask) for row in b_rows]
+        b = [_chunk(f, shape, shape.spec.b_type, f.at(row, offset), end) for row in b_rows]
         out: list[Value] = []
         offset = f.mul(k, shape.packed_bytes // shape.k_unit)
         for i, row in enumerate(a_rows):
-            a = _chunk(f, shape, a_type, f.at(row, offset), mask)
+            a = _chunk(f, shape, a_type, f.at(row, offset), end)
             out += [_multiply_add(f, shape, vec, a, b[j], sums[i * columns + j]) for j in range(columns)]
         return out + [_multiply_add(f, shape, vec, shift, b[j], total) for j, total in enumerate(sums[rows * columns :])]
 
@@ -205,18 +207,17 @@ def _dot_sums(f: Function, shape: Shape, a_rows: list[str], b_rows: list[str]) -
         half = len(sums) // 2
         sums = [f.let(f"{_add(shape)} {vec} {a}, {b}") for a, b in zip(sums[:half], sums[half:], strict=True)]
     with f.loop(whole, "%k", chunk, [(vec, value) for value in sums]) as rest:
-        count = f.splat(f.let(f"trunc i64 {f.min(f.sub('%k', rest.i), chunk)} to i8"), "i8", chunk)
-        mask = f.let(f"icmp slt <{chunk} x i8> <{', '.join(f'i8 {t}' for t in range(chunk))}>, {count}")
-        rest.next = multiply(rest.i, rest.values, mask)
+        end.begin(f.min(f.sub("%k", rest.i), chunk))
+        rest.next = multiply(rest.i, rest.values, end)
     sums = list(rest.results)
     if not shape.is_shifted:
         return [str(value) for value in sums]
     return [f.let(f"sub {vec} {sums[cell]}, {sums[rows * columns + cell % columns]}") for cell in range(rows * columns)]
 
 
-def _sums_of_four(f: Function, shape: Shape, values: list[str]) -> str:
-    """The sums of the lanes of four vectors as one vector of four."""
-    lanes, acc = shape.lanes, LLVM_TYPE[shape.spec.acc]
+def _joined_sums(f: Function, shape: Shape, values: list[str]) -> str:
+    """The sums of the lanes of four vectors, or of two, as one vector of as many."""
+    lanes, acc, count = shape.lanes, LLVM_TYPE[shape.spec.acc], len(values)
 
     def add(a: str, b: str, low: list[int], high: list[int]) -> str:
         parts = [f.shuffle(a, b, acc, lanes, mask) for mask in (low, high)]
@@ -233,19 +234,44 @@ def _sums_of_four(f: Function, shape: Shape, values: list[str]) -> str:
         part //= 2
         low = [p for p in range(lanes) if p // part % 2 == 0]
         total = add(total, total, low * 2, [p + part for p in low] * 2)
-    return f.shuffle(total, total, acc, lanes, [0, 1, 2, 3])
+    return f.shuffle(total, total, acc, lanes, range(count))
 
 
-def _chunk(f: Function, shape: Shape, dtype: str, pointer: str, mask: str) -> str:
-    """One vector's worth of elements of `dtype` along K, ready to multiply; lanes outside `mask`, if there is one, are zero."""
-    lanes = shape.lanes * shape.k_unit
-    if dtype in ("f32", "f64", "i32"):
-        ty, suffix = vector(lanes, LLVM_TYPE[dtype]), f"v{lanes}{dtype}.p0"
-    else:
-        bits = "i8" if dtype in BYTES else "i16"
-        ty, suffix = vector(lanes, bits), f"v{lanes}{bits}.p0"
-    call = f"@llvm.masked.load.{suffix}(ptr align 1 {pointer}, <{lanes} x i1> {mask}, {ty} zeroinitializer)"
-    value = f.let(f"call {ty} {call}") if mask else f.load(ty, pointer)
+class _End:
+    """Loads the first elements of a vector, zeros in place of the others: by masks, or through a place between zeros."""
+
+    def __init__(self, f: Function, shape: Shape):
+        self.f, self.lanes, self.masks = f, shape.lanes * shape.k_unit, shape.isa.masks
+        self.place = "" if self.masks else f.alloca(self.lanes * shape.acc_bytes, "i8")
+        self.count: Value = 0
+        self.mask = ""
+
+    def begin(self, count: Value) -> None:
+        """So many elements are there, at most a vector of them."""
+        f, lanes = self.f, self.lanes
+        self.count = count
+        if self.masks:
+            there = f.splat(f.let(f"trunc i64 {count} to i8"), "i8", lanes)
+            self.mask = f.let(f"icmp slt <{lanes} x i8> <{', '.join(f'i8 {t}' for t in range(lanes))}>, {there}")
+
+    def load(self, element: str, element_bytes: int, pointer: str) -> str:
+        """Those at `pointer`."""
+        f, lanes, ty = self.f, self.lanes, vector(self.lanes, element)
+        if self.masks:
+            suffix = {"float": "f32", "double": "f64"}.get(element, element)
+            call = f"@llvm.masked.load.v{lanes}{suffix}.p0(ptr align 1 {pointer}, <{lanes} x i1> {self.mask}, {ty} zeroinitializer)"
+            return f.let(f"call {ty} {call}")
+        f.do(f"call void @llvm.memset.p0.i64(ptr {self.place}, i8 0, i64 {lanes * element_bytes}, i1 false)")
+        f.do(f"call void @llvm.memcpy.p0.p0.i64(ptr {self.place}, ptr {pointer}, i64 {f.mul(self.count, element_bytes)}, i1 false)")
+        return f.load(ty, self.place)
+
+
+def _chunk(f: Function, shape: Shape, dtype: str, pointer: str, end: _End | None) -> str:
+    """One vector's worth of elements of `dtype` along K, ready to multiply; at the `end` of a row, zeros behind it."""
+    lanes, size = shape.lanes * shape.k_unit, ELEMENT_BYTES[dtype]
+    element = LLVM_TYPE[dtype] if dtype in ("f32", "f64", "i32") else f"i{8 * size}"
+    ty = vector(lanes, element)
+    value = end.load(element, size, pointer) if end else f.load(ty, pointer)
     if shape.quads:
         return f.let(f"bitcast {ty} {value} to <{shape.lanes} x i32>")
     if dtype in BYTES:
@@ -264,12 +290,11 @@ def _chunk(f: Function, shape: Shape, dtype: str, pointer: str, mask: str) -> st
 
 def _multiply_add(f: Function, shape: Shape, vec: str, a: str, b: str, c: Value) -> str:
     if shape.quads:
-        signed, other = (a, b) if shape.spec.b_type == "u8" else (b, a)
-        return dot_bytes(f, vec, str(c), other, signed)
+        return dot_bytes(f, shape, str(c), a, b)
     if not shape.pairs:
         return fma(f, vec, a, b, str(c))
     wide = f"<{2 * shape.lanes} x bfloat>"
-    return f.let(f"call {vec} @llvm.x86.avx512bf16.dpbf16ps.512({vec} {c}, {wide} {a}, {wide} {b})")
+    return f.let(f"call {vec} @{BF16_DOTS[shape.isa.bf16_dot]}({vec} {c}, {wide} {a}, {wide} {b})")
 
 
 ROWS_AT_ONCE = 8

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from .convert import bytes_to_bf16, load_as, store_as, vector
 from .ir import Function, Value
-from .spec import BYTES, ELEMENT_BYTES, LLVM_TYPE, Shape
+from .spec import BYTE_DOTS, BYTES, ELEMENT_BYTES, LLVM_TYPE, Shape
 
 PREFETCH_ROWS = 8
 """How far ahead rows of B are asked for, in packing and where products read them in place or from a far cache."""
@@ -53,7 +53,7 @@ def load_across(f: Function, shape: Shape, source: str, rows: Sequence[str], lan
 
 
 def flip_signs(f: Function, value: str, lanes: int) -> str:
-    """Signed bytes, four in each of `lanes` words, plus 128, as unsigned ones."""
+    """Signed bytes, four in each of `lanes` words, plus 128, as unsigned ones, or unsigned ones minus 128 as signed ones."""
     word = vector(lanes, "i32")
     mask = -0x7F7F7F80
     return f.let(f"xor {word} {value}, {mask if lanes == 1 else f'splat (i32 {mask})'}")
@@ -181,23 +181,31 @@ def _store_last_unit(f: Function, shape: Shape, source: str, count: Value, out: 
 
 
 def column_sums(shape: Shape, name: str, width: int) -> str:
-    """`name(panel, units)`: the sums of a panel's columns of bytes, times 128, negative, behind its last unit."""
+    """`name(panel, units)`: the sums of a panel's columns of bytes, times what A was changed by, negative, behind its last unit."""
     f = Function(name, [("ptr", "panel"), ("i64", "units")])
     vec, step = vector(shape.lanes, "i32"), shape.isa.vector_bytes
     shift = flip_signs(f, "zeroinitializer", shape.lanes)
     columns = range(width // shape.lanes)
     with f.loop(0, "%units", 1, [(vec, "zeroinitializer") for _ in columns]) as body:
         row = f.at("%panel", f.mul(body.i, width * shape.packed_bytes))
-        body.next = [dot_bytes(f, vec, sums, shift, f.load(vec, f.at(row, j * step))) for j, sums in enumerate(body.values)]
+        body.next = [dot_bytes(f, shape, str(sums), shift, f.load(vec, f.at(row, j * step))) for j, sums in enumerate(body.values)]
     out = f.at("%panel", f.mul("%units", width * shape.packed_bytes))
     for j, sums in enumerate(body.results):
         f.store(vec, f.let(f"sub {vec} zeroinitializer, {sums}"), f.at(out, j * step))
     return f.text()
 
 
-def dot_bytes(f: Function, vec: str, sums: str, a: str, b: str) -> str:
-    """vpdpbusd: sums of four unsigned bytes of `a` times signed ones of `b`."""
-    return f.let(f"call {vec} @llvm.x86.avx512.vpdpbusd.512({vec} {sums}, {vec} {a}, {vec} {b})")
+def dot_bytes(f: Function, shape: Shape, sums: str, a: str, b: str) -> str:
+    """The sums of four bytes of `a` times four of `b` in each word, of the signs of A and B as they are multiplied."""
+    known, vec = BYTE_DOTS[shape.isa.byte_dot], vector(shape.lanes, "i32")
+    swapped = shape.signs not in known
+    first, second = (b, a) if swapped else (a, b)
+    name = known[shape.signs[::-1] if swapped else shape.signs]
+    if name.endswith("i8"):  # its factors are vectors of bytes
+        parts = vector(4 * shape.lanes, "i8")
+        first, second = (f.let(f"bitcast {vec} {value} to {parts}") for value in (first, second))
+        return f.let(f"call {vec} @{name}({vec} {sums}, {parts} {first}, {parts} {second})")
+    return f.let(f"call {vec} @{name}({vec} {sums}, {vec} {first}, {vec} {second})")
 
 
 def pack_a_rows(shape: Shape, name: str) -> str:

@@ -14,6 +14,14 @@ from ..features import Target, target
 
 ELEMENT_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8, "i8": 1, "u8": 1, "i32": 4}
 LLVM_TYPE = {"f32": "float", "bf16": "bfloat", "f16": "half", "f64": "double", "i32": "i32"}
+BYTE_DOTS = {
+    "vpdpbusd": {"us": "llvm.x86.avx512.vpdpbusd.512"},
+    "sdot": {"ss": "llvm.aarch64.neon.sdot.v4i32.v16i8", "uu": "llvm.aarch64.neon.udot.v4i32.v16i8"},
+}
+BYTE_DOTS["usdot"] = {**BYTE_DOTS["sdot"], "us": "llvm.aarch64.neon.usdot.v4i32.v16i8"}
+"""Sums of four bytes times four bytes in a word: instruction -> signs of its two factors (signed, unsigned) -> intrinsic function."""
+BF16_DOTS = {"vdpbf16ps": "llvm.x86.avx512bf16.dpbf16ps.512", "bfdot": "llvm.aarch64.neon.bfdot.v4f32.v8bf16"}
+"""Pairs of bfloats multiplied and added to a float: instruction -> intrinsic function."""
 SUMS = {"f64": "f64", **dict.fromkeys(BYTES, "i32")}
 """Type of the factors -> type in which they are summed, where that is not f32."""
 
@@ -29,38 +37,57 @@ class Isa:
     vectors: int
     """Vectors across the register tile: rows * vectors accumulators, plus `vectors` of B, plus one broadcast must
     fit."""
-    masks: bool
+    masks: bool = False
     """Masked loads and stores are one instruction (for 32-bit elements at least)."""
     masks16: bool = False
     """Masked loads of 16-bit elements are one instruction."""
-    bf16_dot: bool = False
-    """vdpbf16ps: pairs of bfloat multiplied and added to a float."""
+    tail_copies: bool = False
+    """Where masked loads are slow, but there are registers for dot products: ends of rows are copied between zeros."""
+    bf16_dot: str = ""
+    """One of BF16_DOTS, "" for none."""
     amx: bool = False
     """Products of bfloat run on the matrix unit; everything else as on avx512."""
-    byte_dot: bool = False
-    """vpdpbusd: four unsigned bytes times four signed ones, added to an i32."""
+    byte_dot: str = ""
+    """One of BYTE_DOTS, "" for none."""
     f16_convert: bool = True
     """half to float in hardware."""
     sums_in_flight: int = 8
     """Vectors of sums that a few dot products are spread over, so that multiplications do not wait for one another."""
+    in_floats: str = ""
+    """The instruction set without products of small types, by name; "" for itself."""
     cache_block: int = 384 * 1024
     """Bytes of packed B worked on at a time; stays in the second-level cache."""
+
+    @property
+    def is_narrow(self) -> bool:
+        """Registers of 128 bits: plain SSE, NEON."""
+        return self.vector_bytes <= 16
+
+    @property
+    def rounds_to_bf16(self) -> bool:
+        """Floats become bfloats in hardware, denormals too (x86 flushes them)."""
+        return self.bf16_dot == "bfdot"
 
 
 ISAS = {
     isa.name: isa
     for isa in (
-        Isa("avx512_bf16", 64, 6, 4, masks=True, masks16=True, bf16_dot=True, byte_dot=True),
-        Isa("amx", 64, 6, 4, masks=True, masks16=True, amx=True, byte_dot=True),
-        Isa("avx512_vnni", 64, 6, 4, masks=True, masks16=True, byte_dot=True),
+        Isa("avx512_bf16", 64, 6, 4, masks=True, masks16=True, bf16_dot="vdpbf16ps", byte_dot="vpdpbusd", in_floats="avx512"),
+        Isa("amx", 64, 6, 4, masks=True, masks16=True, amx=True, byte_dot="vpdpbusd", in_floats="avx512"),
+        Isa("avx512_vnni", 64, 6, 4, masks=True, masks16=True, byte_dot="vpdpbusd", in_floats="avx512"),
         Isa("avx512", 64, 6, 4, masks=True, masks16=True),
         Isa("avx2", 32, 6, 2, masks=True, cache_block=192 * 1024),
-        Isa("neon", 16, 6, 4, masks=False, cache_block=192 * 1024),
-        Isa("generic", 16, 4, 2, masks=False, f16_convert=False, cache_block=128 * 1024),
+        *(
+            Isa(name, 16, 6, 4, tail_copies=True, bf16_dot=pairs, byte_dot=quads, in_floats="neon", cache_block=192 * 1024)
+            for name, pairs, quads in (("neon_bf16", "bfdot", "usdot"), ("neon_dot", "", "sdot"))
+        ),
+        Isa("neon", 16, 6, 4, tail_copies=True, cache_block=192 * 1024),
+        Isa("generic", 16, 4, 2, f16_convert=False, cache_block=128 * 1024),
     )
 }
 """By name. `amx` asks for AMX-TILE, AMX-BF16 and all of avx512_vnni, `avx512_bf16` for BF16 and that; `avx512_vnni` for VNNI and avx512;
-`avx512` for F, BW, DQ and VL; `avx2` for AVX2, FMA and F16C; `generic` runs on every 64-bit target."""
+`avx512` for F, BW, DQ and VL; `avx2` for AVX2, FMA and F16C; `neon_bf16` for BF16, I8MM and `neon_dot`, which asks for dot products of
+bytes; `neon` runs on every 64-bit Arm, `generic` on every 64-bit target."""
 
 
 def isa_for(wanted: Target) -> Isa:
@@ -70,7 +97,9 @@ def isa_for(wanted: Target) -> Isa:
     AMX needs the system's permission, which the generated code asks for; where it would be refused, it is not chosen.
     """
     if wanted.has("neon"):
-        return ISAS["neon"]
+        if not wanted.has("dotprod"):
+            return ISAS["neon"]
+        return ISAS["neon_bf16" if wanted.has("bf16") and wanted.has("i8mm") else "neon_dot"]
     if wanted.has("avx512"):
         if not wanted.has("avx512vnni"):
             return ISAS["avx512"]
@@ -243,10 +272,17 @@ class Shape:
         return self.unit == "i8"
 
     @property
+    def signs(self) -> str:
+        """Whether the bytes of A and of B are signed (s) or unsigned (u) when they are multiplied."""
+        return ("s" if (self.spec.dtype == "i8") != self.is_shifted else "u") + ("s" if self.spec.b_type == "i8" else "u")
+
+    @property
     def is_shifted(self) -> bool:
-        """A and B have signed bytes, and the multiplier wants one of them unsigned: A + 128 is multiplied, and 128 times the sum of B's
-        column, which stands behind the last unit of a panel, taken off."""
-        return self.quads and self.spec.dtype == self.spec.b_type == "i8"
+        """The multiplier wants the bytes of A signed where they are not, or unsigned: A + 128 (A - 128) is multiplied, and 128 times the
+        sum of B's column, which stands behind the last unit of a panel, taken off (added)."""
+        own = "".join("s" if x == "i8" else "u" for x in (self.spec.dtype, self.spec.b_type))
+        known = BYTE_DOTS.get(self.isa.byte_dot, {})
+        return self.quads and own not in known and own[::-1] not in known
 
     @property
     def on_matrix_unit(self) -> bool:
