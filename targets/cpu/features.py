@@ -25,7 +25,7 @@ class Target:
     vector_bits: int
     """Width of a vector register."""
     flags: frozenset[str]
-    """Of avx2, avx512, avx512dq, avx512bw, avx512bf16, avx512vnni, f16c, fma, sse41, neon: those that are there."""
+    """Of avx2, avx512, avx512dq, avx512bw, avx512bf16, avx512vnni, f16c, fma, sse41, neon, dotprod, i8mm, bf16: those that are there."""
     vector_library: bool = True
     """Whether code may call the vector functions that torch brings."""
 
@@ -58,17 +58,24 @@ _FLAG_FEATURES = {
     "f16c": ("f16c",),
     "fma": ("fma",),
     "sse41": ("sse4.1",),
+    "dotprod": ("dotprod",),
+    "i8mm": ("i8mm",),
+    "bf16": ("bf16",),
 }
 
 _AVX2 = "+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+bmi,+bmi2,+lzcnt,+f16c,+fma"
 _AVX512 = _AVX2 + ",+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512cd"
 _LINUX = "x86_64-unknown-linux-gnu"
+_ARM_LINUX = "aarch64-unknown-linux-gnu"
+_NEON_DOT = "+neon,+lse,+rdm,+rcpc,+fullfp16,+dotprod"
 
 _NAMED = {
     "generic-sse": (_LINUX, "x86-64", "+sse2"),
     "avx2": (_LINUX, "haswell", _AVX2),
     "avx512": (_LINUX, "skylake-avx512", _AVX512),
-    "neon": ("aarch64-unknown-linux-gnu", "generic", "+neon"),
+    "neon": (_ARM_LINUX, "generic", "+neon"),
+    "neon-dot": (_ARM_LINUX, "neoverse-n1", _NEON_DOT),
+    "neon-bf16": (_ARM_LINUX, "neoverse-n1", _NEON_DOT + ",+i8mm,+bf16"),  # not neoverse-v1: LLVM would use its SVE here and there
 }
 
 TARGETS = ("host", *_NAMED)
@@ -79,7 +86,7 @@ _chosen: list[Target] = []
 
 
 def target(name: str = "host") -> Target:
-    """The target of that name: "host" (what this machine has), "generic-sse", "avx2", "avx512" or "neon".
+    """The target of that name: "host" (what this machine has), or one of TARGETS.
 
     `STEPWELL_CPU` in the environment names what "host" means, to try a narrower instruction set; inside of `use_target` it is that
     target. ValueError for another name."""

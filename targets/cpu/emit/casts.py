@@ -1,8 +1,9 @@
 """Casts between element types, on scalars and vectors, for every instruction set.
 
 f16 and bf16 live as i16, 8-bit floats as i8 (their casts are in float8.py). bf16 to f32 is a shift; f32 to bf16 is
-vcvtneps2bf16 where there is one and no lane holds a denormal (it flushes them, torch keeps them), else the integer
-sequence of round-to-nearest-even. f16 converts natively where there is F16C and by integer arithmetic where not.
+Arm's bfcvt where there is one, vcvtneps2bf16 where there is one and no lane holds a denormal (it flushes them, torch
+and Arm keep them), else the integer sequence of round-to-nearest-even. f16 converts natively where there is F16C (or
+NEON) and by integer arithmetic where not.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ def from_f32(f: FunctionText, type: Type, value: str) -> str:
     if type.bits == 8:
         return emit_float8.encode(f, type, value)
     if type.kind == "bf16":
+        if f.target.has("bf16"):
+            return f.let(f"bitcast {type.of('bfloat')} {_to_bfloat(f, type, value)} to {type.text}")
         whole = type.lanes >= 4 and type.lanes.bit_count() == 1  # registers, all of whose lanes are in use
         if whole and f.target.has("avx512bf16") and f.target.has("avx512dq"):
             return _bf16_native(f, type, value)
@@ -42,6 +45,11 @@ def from_f32(f: FunctionText, type: Type, value: str) -> str:
         half = f.let(f"fptrunc {type.of('float')} {value} to {type.of('half')}")
         return f.let(f"bitcast {type.of('half')} {half} to {type.text}")
     return f.let(f"trunc {type.of('i32')} {float_to_half(Words(f.let, type.lanes), value)} to {type.text}")
+
+
+def _to_bfloat(f: FunctionText, type: Type, value: str) -> str:
+    """By the processor's instruction."""
+    return f.let(f"fptrunc {type.of('float')} {value} to {type.of('bfloat')}")
 
 
 _DENORMAL = 0x20
@@ -74,7 +82,7 @@ def _bf16_native(f: FunctionText, type: Type, value: str) -> str:
     slow = _bf16_by_integers(f, type, value)
     f.do(f"br label %{after}")
     f.start(usual)
-    half = f.let(f"fptrunc {type.of('float')} {value} to {type.of('bfloat')}")
+    half = _to_bfloat(f, type, value)
     fast = f.let(f"bitcast {type.of('bfloat')} {half} to {type.text}")
     f.do(f"br label %{after}")
     f.start(after)

@@ -56,7 +56,7 @@ def test_wide_vectors_stay_in_wide_registers() -> None:
 
 
 def test_unknown_targets_are_refused() -> None:
-    with pytest.raises(ValueError, match="unknown CPU target 'sse9'; known are host, generic-sse, avx2, avx512, neon"):
+    with pytest.raises(ValueError, match="unknown CPU target 'sse9'; known are host, generic-sse, avx2, avx512, neon, neon-dot, neon-bf16"):
         features.target("sse9")
 
 
