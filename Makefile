@@ -2,6 +2,7 @@
 # make test   the tests                                                                    [TESTS=tests/dialects]
 # make test-long     the long suites, those marked `long`
 # make fuzz   random programs against eager, SECONDS=120; prints its seed                  [SEED=...] [KEEP=folder]
+# make test-arm      C programs for 64-bit Arm, emulated: it needs qemu-aarch64 and aarch64-linux-gnu-gcc (Debian: qemu-user, gcc-aarch64-linux-gnu)
 # make test-triton   kernels for GPUs compiled to cubin and hsaco, which needs Triton but no GPU
 # make smoke  README's examples and a few tests of each layer, for another torch: TORCH=torch==2.14.1
 # make lint   ruff and the type checker
@@ -34,7 +35,9 @@ SMOKE := tests/test_readme.py tests/test_packaging.py tests/passes/fingerprint/t
   tests/lowering/fx_to_nd/rules/test_pointwise.py tests/e2e/test_contract_driver.py tests/e2e/test_contract_operators.py \
   tests/e2e/test_contract_layouts.py tests/e2e/test_quantised_tensors.py tests/e2e/test_threads_and_processes.py
 
-.PHONY: demo test test-long test-triton smoke fuzz lint docs clean
+ARM_TESTS := tests/tools/package/c/test_c_arm.py
+
+.PHONY: demo test test-long test-arm test-triton smoke fuzz lint docs clean
 
 demo: $(VENV)/installed-demo
 	$(PY) -m stepwell.tools.demo $(if $(QUERY),"$(QUERY)")
@@ -50,6 +53,10 @@ smoke: $(VENV)/installed-test
 
 fuzz: $(VENV)/installed-test
 	OMP_NUM_THREADS=1 $(PY) -m stepwell.tools.fuzz --seconds $(SECONDS) --jobs 2 --keep $(KEEP) $(if $(SEED),--seed $(SEED))
+
+# without the tools, what runs programs is skipped, with the reason
+test-arm: $(VENV)/installed-test
+	STEPWELL_TEST_ARM=1 $(TESTED) -m pytest -q -rs -n 2 --dist load $(ARM_TESTS)
 
 # sm_90 and gfx942; with -k triton the programs compile for sm_80, too
 test-triton: $(VENV)/installed-test $(TRITON_FOLDER)

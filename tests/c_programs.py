@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import struct
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -24,11 +24,11 @@ def roots_allowed() -> bool:
     return subprocess.run(["unshare", "-r", "true"], capture_output=True, check=False).returncode == 0
 
 
-def build(folder: Path, name: str, source: Path = DRIVER) -> Path:
+def build(folder: Path, name: str, source: Path = DRIVER, compiler: str = "gcc") -> Path:
     """The program of an exported model, linked with nothing but the C library."""
     program = folder / f"{name}_{source.stem}"
     words = [f"-DNAME={name}", f'-DHEADER="{name}.h"', f"-I{folder}", "-std=gnu11", "-Wall", "-Wextra", "-Werror"]
-    command = ["gcc", "-O1", "-static", *words, str(source), str(folder / f"{name}.o"), "-lm", "-lpthread", "-o", str(program)]
+    command = [compiler, "-O1", "-static", *words, str(source), str(folder / f"{name}.o"), "-lm", "-lpthread", "-o", str(program)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode and "cannot find" in done.stderr:  # no static C library
         command.remove("-static")
@@ -46,11 +46,18 @@ def run_alone(program: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
 
 
-def call(program: Path, entry: str, inputs: Sequence[torch.Tensor], like: Sequence[torch.Tensor], *words: str) -> list[torch.Tensor]:
+def call(
+    program: Path,
+    entry: str,
+    inputs: Sequence[torch.Tensor],
+    like: Sequence[torch.Tensor],
+    *words: str,
+    run: Callable[..., subprocess.CompletedProcess[str]] = run_alone,
+) -> list[torch.Tensor]:
     """The results of an entry, tensors of the types of `like`. AssertionError with what the program says where it fails."""
     folder = program.parent
     (folder / "inputs").write_bytes(b"".join(map(_packed, inputs)))
-    done = run_alone(program, entry, "inputs", "results", *words)
+    done = run(program, entry, "inputs", "results", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     data = (folder / "results").read_bytes()
     results: list[torch.Tensor] = []

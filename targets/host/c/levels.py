@@ -10,12 +10,16 @@ from ...cpu.features import Target, target
 from ...triton.gpu import is_portable
 from .plan import CEntryError
 
-LEVELS = {"cpu-v4": ("avx512", 3), "cpu-v3": ("avx2", 1), "cpu-v1": ("generic-sse", 0)}
-"""Level, the best one first -> the name of its instruction set (targets/cpu/features.py), and the bits of what it needs (levels.ll)."""
+X86_LEVELS = {"cpu-v4": ("avx512", 3), "cpu-v3": ("avx2", 1), "cpu-v1": ("generic-sse", 0)}
+ARM_LEVELS = {"cpu-armv8.6": ("neon-bf16", 3), "cpu-armv8.2": ("neon-dot", 1), "cpu-armv8": ("neon", 0)}
+LEVELS = {**X86_LEVELS, **ARM_LEVELS}
+"""Level, the best one first -> the name of its instruction set (targets/cpu/features.py), and the bits of what it needs (levels.ll,
+levels_arm.ll)."""
 
 
 def ordered(names: Sequence[str]) -> list[str]:
-    """Levels from best to least. CEntryError for a name that is none, and for processors and GPUs together."""
+    """Levels from best to least. CEntryError for a name that is none, for processors of two architectures, and for processors and GPUs
+    together."""
     gpus = sorted((name for name in names if name.startswith("sm_")), key=capability, reverse=True)
     unknown = [name for name in names if name not in LEVELS and name not in gpus]
     if unknown or not names:
@@ -23,7 +27,19 @@ def ordered(names: Sequence[str]) -> list[str]:
         raise CEntryError(f"{wrong}; levels are {', '.join(LEVELS)}, and capabilities of GPUs (sm_80, sm_90)")
     if gpus and len(gpus) < len(names):
         raise CEntryError("an object is for processors or for GPUs, not for both")
+    if 0 < sum(map(is_arm, names)) < len(names):
+        raise CEntryError("an object is for x86-64 or for 64-bit Arm, not for both")
     return gpus or [name for name in LEVELS if name in names]
+
+
+def is_arm(name: str) -> bool:
+    """Whether a level is one of 64-bit Arm processors."""
+    return name in ARM_LEVELS
+
+
+def baseline(name: str) -> Target:
+    """What code that depends on no level is generated for: every processor of the level's architecture."""
+    return target((ARM_LEVELS["cpu-armv8"] if is_arm(name) else X86_LEVELS["cpu-v1"])[0])
 
 
 def capability(name: str) -> int:

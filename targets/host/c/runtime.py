@@ -5,7 +5,7 @@
 - tensors.ll: DLPack's tensors: what a program takes, what it fills, copies between layouts;
 - threads.ll: parallel regions, by POSIX threads;
 - api.ll: the functions of the interface;
-- levels.ll, host.ll: what the processor can do, and a model on it;
+- levels.ll (x86-64), levels_arm.ll, host.ll: what the processor can do, and a model on it;
 - gpu.ll: a model on a GPU of NVIDIA's, by the driver alone, which is opened by its name.
 """
 
@@ -20,9 +20,13 @@ from ..gpu.runtime_ir import EXTRA_ARGUMENTS
 COMMON = ("memory", "errors", "tensors", "threads", "api")
 FILES = {
     kind: tuple(Path(__file__).with_name(f"{name}.ll") for name in (*COMMON, *own))
-    for kind, own in {"cpu": ("levels", "host"), "cuda": ("gpu",)}.items()
+    for kind, own in {"cpu": ("levels", "host"), "arm": ("levels_arm", "host"), "cuda": ("gpu",)}.items()
 }
-"""Kind of device -> the files of its runtime."""
+"""Kind of device -> the files of its runtime: "cpu" is x86-64, also beside a GPU ("cuda")."""
+
+_X86_PAUSE = ("llvm.x86.sse2.pause", "", "")
+PAUSES = {"cpu": _X86_PAUSE, "cuda": _X86_PAUSE, "arm": ("llvm.aarch64.hint", "i32", "i32 1")}
+"""What a thread that looks for work does in between, by kind: an intrinsic function, its types and its arguments."""
 
 PACKAGE = "stepwell_c_package"
 WEIGHTS = "stepwell_c_weights"
@@ -56,13 +60,15 @@ FUNCTIONS: dict[str, str] = {
 """The functions that entries call, with their LLVM types."""
 
 
-def placeholders(name: str) -> dict[str, object]:
+def placeholders(name: str, device: str = "cpu") -> dict[str, object]:
     """The values of the placeholders of the text, for a model of that name: its bytes, and the text of its error among them."""
     error_at, error_end = 48, 512
+    pause, types, arguments = PAUSES[device]
     return {
         "PREFIX_": f"{name}_", "MODEL_BYTES": error_end + 64, "ERROR_AT": error_at, "ERROR_BYTES": error_end - error_at,
         "DEVICE_AT": error_end, "STREAM_AT": error_end + 8, "CONTEXT_AT": error_end + 16, "FUNCTIONS_AT": error_end + 24,
         "WEIGHTS_AT": error_end + 32, "BLOCKS_AT": error_end + 40, "EXTRA_ARGUMENTS": EXTRA_ARGUMENTS,
+        "PAUSE": pause, "PAUSE_TYPES": types, "PAUSE_ARGUMENTS": arguments,
     }  # fmt: skip
 
 
@@ -71,5 +77,5 @@ def runtime_text(name: str, device: str = "cpu") -> str:
     if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
         raise ValueError(f"{name!r} is no name in C: letters, digits and _, no digit at the beginning")
     text = "".join(file.read_text() for file in FILES[device])
-    used = {key: value for key, value in placeholders(name).items() if re.search(rf"\${key}(?![A-Z0-9_])", text)}
+    used = {key: value for key, value in placeholders(name, device).items() if re.search(rf"\${key}(?![A-Z0-9_])", text)}
     return llvm_text(FILES[device], used)

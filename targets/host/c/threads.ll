@@ -13,6 +13,7 @@ declare i32 @pthread_cond_wait(ptr, ptr)
 declare i32 @pthread_cond_broadcast(ptr)
 declare i32 @sched_getaffinity(i32, i64, ptr)
 declare i32 @getpid()
+declare void @$PAUSE($PAUSE_TYPES)
 declare i64 @llvm.ctpop.i64(i64)
 declare i32 @llvm.smin.i32(i32, i32)
 declare i32 @llvm.smax.i32(i32, i32)
@@ -164,7 +165,7 @@ patient:
   %tired = icmp sgt i32 %again, 4000
   br i1 %tired, label %sleep, label %pause
 pause:
-  call void asm sideeffect "pause", ""()
+  call void @$PAUSE($PAUSE_ARGUMENTS)
   br label %spin
 sleep:
   %l0 = call i32 @pthread_mutex_lock(ptr %state)
@@ -268,7 +269,7 @@ patient:
   %tired = icmp sgt i32 %again, 4000
   br i1 %tired, label %sleep, label %pause
 pause:
-  call void asm sideeffect "pause", ""()
+  call void @$PAUSE($PAUSE_ARGUMENTS)
   br label %spin
 sleep:
   %l2 = call i32 @pthread_mutex_lock(ptr %state)

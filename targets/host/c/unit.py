@@ -2,7 +2,7 @@
 
 Each is a module of LLVM; they are linked as modules, all but the interface's functions gets internal linkage, and the code generator runs
 once. Functions carry the instruction set that they are for as attributes, so that several levels are in one object. What depends on no
-level (the runtime, the signature) is code for every x86-64.
+level (the runtime, the signature) is code for every processor of the architecture.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from llvmlite import binding
 
 from ....dialects.host import ReturnOp, program_of
 from ...cpu.emit.module import emit_kernels
-from ...cpu.features import Target, target
+from ...cpu.features import Target
 from ...cpu.jit import LlvmError, machine_for, object_symbols
 from ...cpu.library import module_of, spec_of
 from .dtypes import DlpackType
 from .emit import emit_c_entry
 from .layouts import returned_value, value_of
-from .levels import capability, needs, ordered, portable, target_of_level
+from .levels import baseline, capability, is_arm, needs, ordered, portable, target_of_level
 from .plan import EntryPlan, Given, Kernel
 from .runtime import API, GPU_API, PACKAGE, WEIGHTS, runtime_text
 from .signature import Signature, SignatureText
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from ...triton.kernels import Binary, GpuKernel
 
 ALLOWED = frozenset((
-    "_GLOBAL_OFFSET_TABLE_", "__tls_get_addr", "aligned_alloc", "calloc", "dlopen", "dlsym", "free", "getpid", "memcpy", "memmove",
-    "memset", "pthread_cond_broadcast", "pthread_cond_wait", "pthread_create", "pthread_join", "pthread_mutex_lock",
+    "_GLOBAL_OFFSET_TABLE_", "__tls_get_addr", "aligned_alloc", "calloc", "dlopen", "dlsym", "free", "getauxval", "getpid", "memcpy",
+    "memmove", "memset", "pthread_cond_broadcast", "pthread_cond_wait", "pthread_create", "pthread_join", "pthread_mutex_lock",
     "pthread_mutex_trylock", "pthread_mutex_unlock", "sched_getaffinity", "snprintf", "strcmp", "syscall",
 ))  # fmt: skip
 """What an object may need of the C library and of the linker, functions of mathematics aside."""
@@ -62,9 +62,10 @@ class Unit:
         self.name = name
         self.levels = ordered(levels)
         self.device = "cuda" if self.levels[0].startswith("sm_") else "cpu"
-        binding.initialize_native_target()
-        binding.initialize_native_asmparser()  # for the section of the weights, and for instructions without an intrinsic
-        self._module: Any = self._parse(f'target triple = "{target("generic-sse").triple}"\n')
+        self.baseline = baseline(self.levels[0])
+        self._machine = machine_for(self.baseline, 2)
+        binding.initialize_native_asmparser()  # for instructions without an intrinsic (levels.ll)
+        self._module: Any = self._parse(f'target triple = "{self.baseline.triple}"\n')
         self._library: dict[str, list[str]] = {}
         """The functions of products and attention that are linked, and what they keep."""
         self._kernels: list[Kernel] = []
@@ -106,16 +107,16 @@ class Unit:
         if later := portable(self.levels):
             made += [(later, replace(plan, kernels=[FromPtx.of(kernel) for kernel in plan.kernels])) for plan in plans[later]]
         for level, plan in made:
-            symbols.append(f"{self.name}_{level.replace('-', '_')}_{len(symbols)}")
+            symbols.append(f"{self.name}_{re.sub(r'[-.]', '_', level)}_{len(symbols)}")
             self.entry(plan, level, symbols[-1])
         signatures = [signature_of(plan) for plan in plans[self.levels[0]]]
         self._link(self._package(signatures, symbols, weight_bytes, state_bytes))
-        self._link(runtime_text(self.name, self.device))
+        self._link(runtime_text(self.name, "arm" if is_arm(self.levels[0]) else self.device))
         self._hide()
-        text = with_weights(str(self._module), weight_bytes)
+        text = with_weights(str(self._module), weight_bytes, is_arm(self.levels[0]))
         module = self._parse(text)
         module.verify()
-        code = machine_for(target("generic-sse"), 2).emit_object(module)
+        code = self._machine.emit_object(module)
         _check_symbols(code)
         return code
 

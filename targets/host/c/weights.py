@@ -8,26 +8,32 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from .plan import CEntryError
 from .runtime import WEIGHTS
 
 NEAR_BYTES = 3 << 29
-"""Weights that code reaches from where it is, with what else is in a program: it reaches less than 2 GB."""
+"""Weights that code of x86-64 reaches from where it is, with what else is in a program: it reaches less than 2 GB. That of Arm reaches
+twice as far, and has no way to reach further that does not depend on where a program lies."""
 DECLARED = f"@{WEIGHTS} = external hidden constant i8"
 _PAGE = 4096
 _COPIED_BYTES = 1 << 24
 _HEADER = struct.Struct("<IIQQQQ")
 """What a section header of ELF begins with: name, type, flags, address, place in the file, size."""
 _PROGBITS = 1
+_EMPTY = ".bss"
+"""What the name of a section without content begins with, for the code generator."""
 
 
-def with_weights(text: str, size: int) -> str:
-    """A module with the section. Weights that code does not reach from where it is are in one for large data, behind everything else."""
-    section, flags = ".rodata", "a"
-    if size > NEAR_BYTES:
-        section, flags = ".lrodata", "al"
-        text = text.replace(DECLARED, f'{DECLARED}, code_model "large"')
-    lines = [f'.section {section}.{WEIGHTS},"{flags}",@nobits', ".p2align 12", f"{WEIGHTS}:", f".zero {size}", ".text"]
-    return text + "".join(f'\nmodule asm "{line.replace(chr(34), chr(92) + "22")}"' for line in lines) + "\n"
+def with_weights(text: str, size: int, arm: bool = False) -> str:
+    """A module with the section. Weights that code does not reach from where it is are in one for large data, behind everything else;
+    CEntryError where there is none (Arm)."""
+    if arm and size > 2 * NEAR_BYTES:
+        raise CEntryError(f"{size} bytes of weights are more than code of Arm reaches ({2 * NEAR_BYTES})")
+    far = size > NEAR_BYTES and not arm
+    section = f"{_EMPTY}{'.lrodata' if far else '.rodata'}.{WEIGHTS}"
+    model = ', code_model "large"' if far else ""
+    made = f'@{WEIGHTS} = internal constant [{size} x i8] zeroinitializer, section "{section}"{model}, align {_PAGE}'
+    return text.replace(DECLARED, made)
 
 
 def object_parts(code: bytes, weights: Path) -> Iterator[bytes]:
@@ -41,7 +47,8 @@ def object_parts(code: bytes, weights: Path) -> Iterator[bytes]:
     for place in places:
         name, _, flags, address, _, bytes_there = _HEADER.unpack_from(made, place)
         if made[names_at + name :].split(b"\0", 1)[0].endswith(f".{WEIGHTS}".encode()) and bytes_there == size:
-            _HEADER.pack_into(made, place, name, _PROGBITS, flags, address, len(made) + padding, size)
+            # the flag of sections that are written is the first
+            _HEADER.pack_into(made, place, name + len(_EMPTY), _PROGBITS, flags & ~1, address, len(made) + padding, size)
     yield bytes(made)
     yield bytes(padding)
     with weights.open("rb") as file:
