@@ -37,6 +37,11 @@ class Convolution:
         return self.groups == 1 and prod(self.weight[2:]) == 1 and self.image[2:] == self.result[2:]
 
     @property
+    def places(self) -> int:
+        """Of all images of the result: the rows of its product."""
+        return self.result[0] * prod(self.result[2:])
+
+    @property
     def moved_bytes(self) -> int:
         """Image and result, read and written once."""
         return (prod(self.image) + prod(self.result)) * self.element_bytes

@@ -88,8 +88,9 @@ def _row_major(value: torch.Tensor) -> list[int]:
 
 
 def _gets_panels(node: Node, value: torch.Tensor) -> bool:
-    """Whether a weight is the right factor of a product and fills at least half of its panels."""
-    if any(user.target is aten.convolution.default and user.args[8] != 1 for user in node.users):
+    """Whether a weight is the right factor of a product of several rows and fills at least half of its panels."""
+    found = [convolution_of(user) for user in node.users if user.target is aten.convolution.default]
+    if any(c is None or c.groups != 1 or c.places == 1 for c in found):
         return False
     width, columns = PANEL_BYTES // value.element_size(), value.shape[_row_major(value)[-1]]
     return 2 * columns >= -(-columns // width) * width

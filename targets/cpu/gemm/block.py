@@ -83,8 +83,9 @@ class BlockPlan:
             self.special = ""
         self.in_place_b = not spec.trans_b and not spec.panels and spec.dtype == spec.b_type == spec.acc
         """Rows of a transposed A that are packed together."""
-        self.narrow = [v for v in (isa.vectors // 4, isa.vectors // 2) if v]
-        """Widths, in vectors, of the tiles for the last columns; always of full height, through a tile on the stack."""
+        self.narrow = list(range(1, isa.vectors + 1)) if isa.masks else [v for v in (isa.vectors // 4, isa.vectors // 2) if v]
+        """Widths, in vectors, of the tiles for the last columns; always of full height, by masked loads and stores or through a tile on the
+        stack."""
         self.bias_bytes = BLOCKS.vector_columns * shape.acc_bytes
         self.a_row_bytes = self.units_max * shape.packed_bytes + 64
         self.a_bytes = self.a_row_bytes * (self.group if spec.trans_a else isa.rows)
@@ -199,7 +200,8 @@ class _Block:
         self.bias_row, self.a_pack, self.b_pack, self.tile = (
             f.at("%scratch", plan.offsets[name]) for name in ("bias", "a", "b", "tile")
         )
-        self.edge = f.alloca(shape.isa.rows * shape.width, LLVM_TYPE[self.spec.acc])
+        if not shape.isa.masks:
+            self.edge = f.alloca(shape.isa.rows * shape.width, LLVM_TYPE[self.spec.acc])
         self.m = f.sub("%m1", "%m0")
         if self.spec.windows:
             record = f.let("inttoptr i64 %lda to ptr")
@@ -371,10 +373,13 @@ class _Block:
                 for vectors in reversed(plan.narrow):
                     fits = f.cmp("sle", nr, vectors * shape.lanes)
                     narrow = str(f.pick(fits, f"@{self.symbol}_narrow{vectors}", narrow, "ptr"))
-                edge_ld = shape.width * shape.acc_bytes
-                self._move(spec.acc, spec.acc, f.at(init, offset), ild, self.edge, edge_ld, mr, nr)
-                call(narrow, self.edge, edge_ld, self.edge, edge_ld)
-                self._move(spec.acc, spec.acc, self.edge, edge_ld, f.at(row, offset), self.tile_ld, mr, nr)
+                if shape.isa.masks:
+                    call(narrow, f.at(init, offset), ild, f.at(row, offset), self.tile_ld)
+                else:
+                    edge_ld = shape.width * shape.acc_bytes
+                    self._move(spec.acc, spec.acc, f.at(init, offset), ild, self.edge, edge_ld, mr, nr)
+                    call(narrow, self.edge, edge_ld, self.edge, edge_ld)
+                    self._move(spec.acc, spec.acc, self.edge, edge_ld, f.at(row, offset), self.tile_ld, mr, nr)
         self._finish(i, mr, row)
         return mr
 
@@ -391,18 +396,29 @@ class _Block:
             f.do(f"call void @{self.symbol}_pack_a({args})")
 
     def _windows(self, i: str, left: Value) -> tuple[str, Value, Value]:
-        """A table with where the rows of a strip begin, the first term, and where the record is; rows beyond the last one repeat it."""
+        """A table with where the rows of a strip begin, the first term, and where the record is; rows beyond the last one repeat it.
+
+        The first row is divided into its digits; the others count on from there, which takes no division."""
         f, rows = self.f, self.shape.isa.rows
         numbers: dict[str, str] = dict(zip(WINDOW, self.window, strict=True))
+        counts, steps = ([numbers[f"{name}{level}"] for level in range(size)] for name, size in (("count", 3), ("step", 4)))
+        place, rest = 0, i
+        digits: list[Value] = []
+        for count, step in zip(counts, steps, strict=False):
+            digits.append(f.let(f"urem i64 {rest}, {count}"))
+            place = f.add(place, f.mul(digits[-1], step))
+            rest = f.div(rest, count)
+        place = f.add(place, f.mul(rest, steps[3]))
+        over = [f.sub(steps[level + 1], f.mul(counts[level], steps[level])) for level in range(3)]
         for k in range(rows):
-            rest = f.add(i, f.min(k, f.sub(left, 1)))
-            place: Value = 0
-            for level in range(3):
-                count = numbers[f"count{level}"]
-                place = f.add(place, f.mul(f.let(f"urem i64 {rest}, {count}"), numbers[f"step{level}"]))
-                rest = f.div(rest, count)
-            place = f.add(place, f.mul(rest, numbers["step3"]))
             f.store("i64", f.mul(place, self.shape.element), f.at(self.rows_at, 8 * k), 8)
+            carry = f.cmp("slt", k + 1, left)
+            place = f.add(place, f.pick(carry, steps[0], 0))
+            for level in range(3):
+                digits[level] = f.add(digits[level], f.pick(carry, 1, 0))
+                carry = f.both(carry, f.cmp("eq", digits[level], counts[level]))
+                digits[level] = f.pick(carry, 0, digits[level])
+                place = f.add(place, f.pick(carry, over[level], 0))
         f.store("i64", self.pc, f.at(self.rows_at, 8 * rows), 8)
         f.store("i64", "%lda", f.at(self.rows_at, 8 * (rows + 1)), 8)
         return "%a", f.let(f"ptrtoint ptr {self.rows_at} to i64"), self.shape.element

@@ -45,7 +45,8 @@ def tile_kernel(shape: Shape, name: str, rows: int, vectors: int = 0, clamp: boo
     One step loads a row of B and broadcasts `rows` elements of A. The starting values are added at the end: sums of ranges of K that
     are joined lose less than one that goes on through all of K (N. Higham, "Accuracy and Stability of Numerical Algorithms", 4.2).
     Where signed bytes are shifted, sums start with what stands behind the last row of B.
-    With `clamp`, rows of A beyond `mr` repeat the last one; all rows of `init` and `c` are used all the same.
+    With `clamp`, rows of A beyond `mr` repeat the last one. Where masked loads and stores are instructions, `init` and `c` are read and
+    written for `mr` rows and `nr` columns then; elsewhere for all rows and columns of the tile.
     """
     f = Function(name, KERNEL_ARGS)
     lanes, acc = shape.lanes, LLVM_TYPE[shape.spec.acc]
@@ -67,12 +68,33 @@ def tile_kernel(shape: Shape, name: str, rows: int, vectors: int = 0, clamp: boo
         with f.loop(0, "%k", 1, [*start, ("i64", 0), ("i64", 0)]) as body:
             body.next = _step(f, shape, a_rows, body.values, len(columns))
         results = body.results
+    if clamp and shape.isa.masks:
+        _store_within(f, shape, results, rows, len(columns))
+        return f.text()
     for i in range(rows):
         init, row = f.at("%init", f.mul("%ild", i)), f.at("%c", f.mul("%cld", i))
         for j in columns:
             before = f.load(vec, f.at(init, j * step))
             f.store(vec, f.let(f"{_add(shape)} {vec} {before}, {results[i * len(columns) + j]}"), f.at(row, j * step))
     return f.text()
+
+
+def _store_within(f: Function, shape: Shape, sums: Sequence[Value], rows: int, vectors: int) -> None:
+    """Add the starting values to the sums of a tile and store them, no more than `mr` rows and `nr` columns."""
+    lanes, acc, step = shape.lanes, LLVM_TYPE[shape.spec.acc], shape.isa.vector_bytes
+    vec, bits = vector(lanes, acc), vector(lanes, "i1")
+    suffix = f"v{lanes}{shape.spec.acc}.p0"
+    left = f.splat(f.let("trunc i64 %nr to i32"), "i32", lanes)
+    places = [f"<{', '.join(f'i32 {j * lanes + lane}' for lane in range(lanes))}>" for j in range(vectors)]
+    inside = [f.let(f"icmp slt {vector(lanes, 'i32')} {place}, {left}") for place in places]
+    for i in range(rows):
+        with f.when(f.cmp("slt", i, "%mr")):
+            init, row = f.at("%init", f.mul("%ild", i)), f.at("%c", f.mul("%cld", i))
+            for j, mask in enumerate(inside):
+                source, goal = f.at(init, j * step), f.at(row, j * step)
+                load = f"@llvm.masked.load.{suffix}(ptr align 1 {source}, {bits} {mask}, {vec} zeroinitializer)"
+                value = f.let(f"{_add(shape)} {vec} {f.let(f'call {vec} {load}')}, {sums[i * vectors + j]}")
+                f.do(f"call void @llvm.masked.store.{suffix}({vec} {value}, ptr align 1 {goal}, {bits} {mask})")
 
 
 def _step(f: Function, shape: Shape, a_rows: Sequence[str], values: Sequence[str], vectors: int) -> list[Value]:
@@ -106,21 +128,23 @@ def _over_runs(
     record = f.load("ptr", f.at(table, 8 * (shape.isa.rows + 1)), 8)
     run, taps, outer, inner = (f.load("i64", f.at(record, 8 * k), 8) for k in range(4))
     first = f.load("i64", f.at(table, 8 * shape.isa.rows), 8)
-    with f.loop(0, "%k", 1, [*start, ("i64", 0)]) as part:
-        *sums, b_off = part.values
-        term = f.add(first, part.i)
-        tap = f.div(term, run)
-        within = f.let(f"urem i64 {term}, {run}")
-        place = f.add(f.mul(f.div(tap, taps), outer), f.mul(f.let(f"urem i64 {tap}, {taps}"), inner))
+    tap = f.div(first, run)
+    digit = f.let(f"urem i64 {tap}, {taps}")
+    begin = f.add(f.mul(f.div(tap, taps), outer), f.mul(digit, inner))
+    over = f.sub(outer, f.mul(f.sub(taps, 1), inner))
+    state = (0, f.let(f"urem i64 {first}, {run}"), digit, begin)
+    with f.loop(0, "%k", 1, [*start, *(("i64", value) for value in state)]) as part:
+        *sums, b_off, within, digit, place = part.values
         at = f.mul(f.add(place, within), shape.element)
         count = f.min(f.sub(run, within), f.sub("%k", part.i))
         types = [ty for ty, _ in start]
         with f.loop(0, count, 1, [*zip(types, sums, strict=True), ("i64", at), ("i64", b_off)]) as body:
             body.next = _step(f, shape, a_rows, body.values, vectors)
         *done, _, b_end = body.results
-        part.next = [*done, b_end]
+        last = f.cmp("eq", f.add(digit, 1), taps)
+        part.next = [*done, b_end, 0, f.pick(last, 0, f.add(digit, 1)), f.add(place, f.pick(last, over, inner))]
         part.step = count
-    return part.results[:-1]
+    return part.results[:-4]
 
 
 def _add(shape: Shape) -> str:

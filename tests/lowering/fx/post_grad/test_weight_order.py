@@ -27,13 +27,12 @@ def folded(function, *args, mode="fake", **options):
     return gm, getattr(gm, source.target) if source.op == "get_attr" else None, node
 
 
-def convolved(weight, groups=1, transposed=False, mode="fake"):
+def convolved(weight, groups=1, transposed=False, mode="fake", size=20, batch=2):
     def function(x, w):
         return (aten.convolution(x, w, None, [1, 1], [0, 0], [1, 1], transposed, [0, 0], groups),)
 
-    image = torch.randn(2, weight.shape[0] if groups > 1 else weight.shape[1], 20, 20)
-    if groups == 2 or transposed:
-        image = torch.randn(2, 32, 20, 20)
+    channels = 32 if groups == 2 or transposed else weight.shape[0] if groups > 1 else weight.shape[1]
+    image = torch.randn(batch, channels, size, size)
     return (*folded(function, image, weight, mode=mode), image)
 
 
@@ -61,6 +60,14 @@ def test_few_columns_stay_side_by_side_without_panels():
     weight = torch.randn(24, 32, 1, 1)
     _, held, _, _ = convolved(weight)
     assert held.shape == weight.shape and held.permute(2, 3, 1, 0).is_contiguous()
+
+
+def test_one_pixel_meets_a_weight_by_rows():
+    """What is computed of pooled channels (squeeze and excite)."""
+    weight = torch.randn(128, 32, 1, 1)
+    _, held, _, _ = convolved(weight, size=1, batch=1)
+    assert held.shape == weight.shape and held.permute(2, 3, 1, 0).is_contiguous()
+    assert convolved(weight, size=1)[1].dim() == 5
 
 
 @pytest.mark.parametrize("name", ["transposed", "of few channels", "grouped"])
