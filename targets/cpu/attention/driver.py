@@ -24,6 +24,7 @@ running maximum and sum of "Self-attention does not need O(n^2) memory" (Rabe an
 
 from __future__ import annotations
 
+from ....passes.cost.nest_cost import SERIAL_NS
 from ..gemm.convert import convert_rows
 from ..gemm.driver import as_module, run_slots, thunk
 from ..gemm.ir import Function, Value
@@ -301,7 +302,7 @@ def _entry(spec: AttentionSpec) -> str:
         scores = f.mul(f.mul(total, "%queries"), "%keys")
         cost = f.div(f.mul(scores, f.add("%depth", 16)), 200 if spec.on_matrix_unit else 48)
         available = f.let("sext i32 " + f.let("call i32 @omp_get_max_threads()") + " to i64")
-        wanted = f.min(f.min("%threads", available), f.div(cost, 4000))
+        wanted = f.min(f.min("%threads", available), f.div(cost, SERIAL_NS))
         wanted = f.max(wanted, 1)
         head_parts = f.min(wanted, total)
         row_parts = f.min(f.div(wanted, head_parts), f.ceil_div("%queries", _grain(spec)))

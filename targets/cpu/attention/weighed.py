@@ -22,6 +22,7 @@ packed. A strip of rows has its scores in the first-level cache: products, the f
 from __future__ import annotations
 
 from ....dialects.cpu.attention import BLOCK_ROWS, BLOCK_TERMS, BlockKind, is_pointer, is_scale, weighed_fields
+from ....passes.cost.nest_cost import SERIAL_NS
 from ..gemm.convert import convert_rows, store_as, vector
 from ..gemm.driver import as_module, run_slots, thunk
 from ..gemm.ir import Function, Value
@@ -399,7 +400,7 @@ def _entry(spec: WeighedSpec) -> str:
             work = f.add(work, v[name])
         cost = f.div(f.mul(f.mul(f.mul(total, v["rows"]), v["terms"]), f.add(work, 32)), 100)
         available = f.let("sext i32 " + f.let("call i32 @omp_get_max_threads()") + " to i64")
-        wanted = f.max(f.min(f.min("%threads", available), f.div(cost, 4000)), 1)
+        wanted = f.max(f.min(f.min("%threads", available), f.div(cost, SERIAL_NS)), 1)
         head_parts = f.min(wanted, total)
         row_parts = f.min(f.div(wanted, head_parts), f.ceil_div(v["rows"], BLOCK_ROWS))
         slots = f.mul(head_parts, row_parts)
