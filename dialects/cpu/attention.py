@@ -87,8 +87,9 @@ class WeighedOp(QuickOp):
 
     The arguments are the fields of `weighed_fields` but for `masked`, `sure` and `context`, and without `blocks`, those behind it 0, where
     there is no table; then `captured` pointers and the numbers `symbols`, which the kernels take. `masked` is called with blocks of scores
-    in the cache, `sure` with those of which nothing is hidden; what each takes is named: `block k`, `captured k`, a symbol of the call, or
-    `block_batch`, `block_head`, `block_row`, `block_rows`, `block_term`, `block_terms`, `block_length`.
+    in the cache, `sure` with those of which nothing is hidden; with `scaled` they give factors of the weights of a softmax, too. What each
+    takes is named: `block k`, `captured k`, a symbol of the call, or `block_batch`, `block_head`, `block_row`, `block_rows`, `block_term`,
+    `block_terms`, `block_length`.
     """
 
     name = "cpu.weighed"
@@ -97,6 +98,7 @@ class WeighedOp(QuickOp):
     scores = prop_def(IntegerAttr)
     weights = prop_def(IntegerAttr)
     softmax = opt_prop_def(UnitAttr)
+    scaled = opt_prop_def(UnitAttr)
     blocks = opt_prop_def(UnitAttr)
     captured = prop_def(IntegerAttr)
     symbols = prop_def(ArrayAttr)

@@ -1,15 +1,15 @@
 """The call of rows that are weighed by functions of scores, as an operation: `nd.extern` with the target `stepwell.weighed_rows`.
 
     %o, %top, %total = nd.extern %q, %k, %v, %ids {call = #nd.call<"stepwell.weighed_rows", [[arg(0), arg(1)], [arg(2)], [arg(3)]],
-                       {softmax = true, scales = [0.125], empty = 0.0, turned = false}>, schedule = "generated"} {terms = @terms0}
+                       {softmax = true, scales = [0.125], empty = 0.0, turned = false, scaled = false}>, ...} {terms = @terms0}
 
     o[b, h, i, :] = sum over j of w(i, j) v[b, h, j, :]        w = @terms0(scale * (q[b, h, i, :] . k[b, h, j, :]), ids)
 
 Lists: two factors for each kind of scores, rows for each kind of weights, what else the function `terms` takes. It is one from the tensors
 of all scores [batches, heads, rows, terms], float32, to those of the weights; with `softmax` these are exponents, whose exponentials less
 the highest of a row, divided by their sum, are the weights. Then the call gives these two numbers of a row, too; a row without a finite
-exponent has -inf, 0, and the result `empty`. `turned`: the function gives weights whose rows are the terms. Factors and rows have one batch
-or all, and heads that divide the result's.
+exponent has -inf, 0, and the result `empty`. `scaled`: the function gives a factor of each of these weights, too (dropout). `turned`: the
+function gives weights whose rows are the terms. Factors and rows have one batch or all, and heads that divide the result's.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class WeighedCall:
     scales: tuple[float, ...]
     empty: float
     turned: bool
+    scaled: bool = False
     blocks: int | None = None
     """The table that says which blocks of terms count."""
 
@@ -56,25 +57,27 @@ class WeighedCall:
         blocks = more[0][0] if more else None
         return WeighedCall(
             factors, rows, captured, bool(kwargs["softmax"]), tuple(map(float, kwargs["scales"])), float(kwargs["empty"]),
-            bool(kwargs["turned"]), blocks,
+            bool(kwargs["turned"]), bool(kwargs["scaled"]), blocks,
         )  # fmt: skip
 
     def as_call(self) -> Call:
         """The template."""
         lists = [self.factors, self.rows, self.captured, *([(self.blocks,)] if self.blocks is not None else [])]
-        numbers = (("softmax", self.softmax), ("scales", self.scales), ("empty", self.empty), ("turned", self.turned))
+        numbers = (
+            ("softmax", self.softmax), ("scales", self.scales), ("empty", self.empty), ("turned", self.turned), ("scaled", self.scaled),
+        )  # fmt: skip
         return Call(TARGET, tuple(tuple(map(Arg, places)) for places in lists), numbers)
 
 
 def weighed_call(
     factors: Sequence[SSAValue], rows: Sequence[SSAValue], captured: Sequence[SSAValue], function: str, results: Sequence[TensorType],
-    softmax: bool, scales: Sequence[float], empty: float, turned: bool,
+    softmax: bool, scales: Sequence[float], empty: float, turned: bool, scaled: bool = False,
 ) -> nd.ExternOp:
     """The operation; `results`: the types of its results, those of a softmax with the two numbers of rows."""
     operands = [*factors, *rows, *captured]
     ends = len(factors), len(factors) + len(rows), len(operands)
     places = [tuple(range(a, b)) for a, b in zip((0, *ends), ends, strict=False)]
-    call = WeighedCall(places[0], places[1], places[2], softmax, tuple(scales), empty, turned)
+    call = WeighedCall(places[0], places[1], places[2], softmax, tuple(scales), empty, turned, scaled)
 
     def layouts(types: Sequence[Attribute]) -> ArrayAttr:
         return ArrayAttr([LayoutAttr.get(strides_contiguous(t.dims)) for t in types])  # pyright: ignore[reportAttributeAccessIssue]

@@ -32,14 +32,15 @@ def run_weighed(run: NdInterpreter, op: Operation, template: Call, values: Seque
         weights = _function(run, op, op.attributes[TERMS], [*scores, *captured])
         weights = [(w.mT if call.turned else w).reshape(scores[0].shape) for w in weights]
     else:
-        weights = _by_blocks(run, op, len(rows), scores, captured)
+        weights = _by_blocks(run, op, len(rows) + call.scaled, scores, captured)
     kind = values[call.rows[0]].dtype
     if not call.softmax:
         return tuple((w @ v.float()).to(kind) for w, v in zip(weights, rows, strict=True))
-    (exponents,) = weights
+    exponents, *factors = weights
     top = exponents.amax(-1) if exponents.shape[-1] else exponents.new_full(exponents.shape[:-1], -torch.inf)
     powers = torch.exp(exponents - torch.where(top == -torch.inf, 0.0, top).unsqueeze(-1))
     total = powers.sum(-1)
+    powers = powers * factors[0] if factors else powers
     out = torch.where((total == 0).unsqueeze(-1), call.empty, (powers @ rows[0].float()) / total.unsqueeze(-1))
     return out.to(kind), top, total
 

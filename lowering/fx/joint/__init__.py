@@ -1,6 +1,22 @@
 """Rewrites of the joint graph, before it is parted into forward and backward, and the table of them."""
 
-from ..rewrites import FxRewrite
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..rewrites import FxRewrite, Setting
+
+if TYPE_CHECKING:
+    from .repeated_scores import Kernels
+
+
+def _kernels(s: Setting) -> Kernels:
+    """Which scores of attention backward computes again: on a CPU `nd-weigh-rows` makes the kernels."""
+    from .repeated_scores import kernels_for
+
+    return partial(kernels_for, left=("cpu",) if s.eager_numerics or "nd-weigh-rows" in s.left_out else ())
+
 
 REWRITES = (
     FxRewrite("widen-statistics", "joint.wide_statistics:widen_statistics", "statistics of norms are kept in f32"),
@@ -9,16 +25,17 @@ REWRITES = (
         lambda s: s.trains and "loop-layout" not in s.left_out, counter="training_layouts",
     ),
     FxRewrite(
-        "spell-out-dropout", "joint.drawn_weights:spell_out_dropout", "backward draws dropout of attention again on a GPU",
-        lambda s: s.trains and s.own_partition and not s.random_from_eager, lambda s: (s.left_to_aten,), counter="drawn_weights",
+        "spell-out-dropout", "joint.drawn_weights:spell_out_dropout", "backward draws dropout of attention again",
+        lambda s: s.trains and s.own_partition and not s.random_from_eager, lambda s: (s.left_to_aten, _kernels(s)),
+        counter="drawn_weights",
     ),
     FxRewrite(
-        "shorten-row-sums", "joint.softmax_row_sums:shorten_row_sums", "gradients of attention sum over rows of its result on a GPU",
-        lambda s: not s.eager_numerics, counter="short_row_sums",
+        "shorten-row-sums", "joint.softmax_row_sums:shorten_row_sums", "gradients of attention sum over rows of its result",
+        lambda s: not s.eager_numerics, lambda s: (_kernels(s),), counter="short_row_sums",
     ),
     FxRewrite(
         "spell-out-recomputable", "joint.recomputable:spell_out_recomputable", "what is cheap is computed again in the backward graph",
-        lambda s: s.trains and s.own_partition, lambda s: (s.left_to_aten,), counter="recomputable",
+        lambda s: s.trains and s.own_partition, lambda s: (s.left_to_aten, _kernels(s)), counter="recomputable",
     ),
 )  # fmt: skip
 """In the order in which they run."""

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from ....dialects.support.philox import SEED_RANGE
 from ..fx_graphs import Writer, same_sizes, value_of
 from ..philox import random_numbers
+from .repeated_scores import Kernels, kernels_for
 from .softmax_row_sums import PRODUCTS, keeps_order
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -33,12 +34,12 @@ drawn_seeds = torch.ops.stepwell.drawn_seeds.default
 drawn_uniform = torch.ops.stepwell.drawn_uniform.default
 
 
-def spell_out_dropout(gm: GraphModule, left: Collection[str] = (), devices: Collection[str] = ("cuda",)) -> int:
-    """Rewrite the dropouts of a joint graph on `devices` whose results are left factors of products; gives how many. `left`: operators
-    that stay, by name."""
+def spell_out_dropout(gm: GraphModule, left: Collection[str] = (), kernels: Kernels = kernels_for) -> int:
+    """Rewrite the dropouts of a joint graph whose results are left factors of products, where these `kernels` compute them again; gives how
+    many. `left`: operators that stay, by name."""
     if not {"aten.native_dropout", "aten.native_dropout_backward"}.isdisjoint(left):
         return 0
-    found = [node for node in gm.graph.find_nodes(op="call_function", target=aten.native_dropout.default) if _is_wanted(node, devices)]
+    found = [node for node in gm.graph.find_nodes(op="call_function", target=aten.native_dropout.default) if _is_wanted(node, kernels)]
     if not found:
         return 0
     with gm.graph.inserting_before(next(n for n in gm.graph.nodes if n.op != "placeholder")):
@@ -49,9 +50,9 @@ def spell_out_dropout(gm: GraphModule, left: Collection[str] = (), devices: Coll
     return written
 
 
-def _is_wanted(node: Node, devices: Collection[str]) -> bool:
+def _is_wanted(node: Node, kernels: Kernels) -> bool:
     x, p, train = cast(Node, node.args[0]), *node.args[1:]
-    if value_of(x).device.type not in devices or train is False or not isinstance(p, float) or not 0 < p < 1:
+    if kernels(value_of(x)) is None or train is False or not isinstance(p, float) or not 0 < p < 1:
         return False
     results = {u.args[1]: u for u in node.users if u.target is operator.getitem}
     gradients = list(results[1].users) if 1 in results else []

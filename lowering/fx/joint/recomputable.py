@@ -23,19 +23,21 @@ from .max_pool_offsets import keep_offsets
 from .recomputable_activations import ACTIVATIONS, BY_SIDE, Formula
 from .recomputable_scores import is_product, recompute_scores
 from .recomputable_softmax import forget_shapes, spell_out_softmaxes
+from .repeated_scores import Kernels, kernels_for
 
 aten = torch.ops.aten
 
 
-def spell_out_recomputable(gm: GraphModule, left: Collection[str] = ()) -> int:
+def spell_out_recomputable(gm: GraphModule, left: Collection[str] = (), kernels: Kernels = kernels_for) -> int:
     """Rewrite a joint graph in place, before it is split (which takes out what nobody reads any more); gives how many operators' values
-    backward may compute again since then. `left`: names of operators ("aten.elu_backward") that stay as they are."""
+    backward may compute again since then. `left`: names of operators ("aten.elu_backward") that stay as they are. `kernels`: which scores
+    of attention are computed again."""
     _spell_out_views(gm)
     _spell_out_frozen_gradients(gm, left)
     keep_offsets(gm, left)
     forget_shapes(gm.graph, left)
     backward = _backward(gm)
-    spelt = spell_out_softmaxes(gm.graph, backward, left, lambda node: _pointwise(node) or is_product(node))
+    spelt = spell_out_softmaxes(gm.graph, backward, left, lambda node: _pointwise(node) or is_product(node, kernels))
     for node in list(gm.graph.nodes):
         formula = _FORMULAS.get(node.target)
         value = None if formula is None else _first(node) if isinstance(node.meta.get("val"), (tuple, list)) else node
@@ -46,7 +48,7 @@ def spell_out_recomputable(gm: GraphModule, left: Collection[str] = ()) -> int:
         if made is not None and _same(made, value):
             value.replace_all_uses_with(made)
             spelt += 1
-    spelt += recompute_scores(gm, backward, _pointwise)
+    spelt += recompute_scores(gm, backward, _pointwise, kernels)
     _save_shared(gm, backward)
     return spelt
 

@@ -4,8 +4,9 @@
 
 Weights that are no softmax are computed again as well: of products, element by element.
 
-On a GPU a kernel makes the result and stores no score (`gpu-carry-softmax`), if forward has to save none. So what is saved is q, k and v,
-which are shorter, the result, and m and l of each row. torch's partitioner never repeats a product by itself; a policy of its tells it to.
+A kernel makes the result and stores no score (`gpu-carry-softmax`, `nd-weigh-rows`), if forward has to save none. So what is saved is q, k
+and v, which are shorter, the result, and m and l of each row. torch's partitioner never repeats a product by itself; a policy of its tells
+it to. `repeated_scores.py` says where that pays.
 """
 
 from __future__ import annotations
@@ -20,15 +21,13 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ....passes.cost.contraction_price import MAX_WEIGHED_ELEMENTS
-from ....passes.nd.nd_attention import MIN_GPU_SCORES
 from ...fx_to_nd.calls.layout_choices import size_hints
 from ..fx_graphs import VIEWS, readers, value_of
 from .drawn_weights import drawn_seeds
+from .repeated_scores import Kernels
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-DEVICES = ("cuda",)
-"""Devices with kernels of ours that keep scores on chip."""
 _PRODUCTS = (aten.mm.default, aten.bmm.default)
 _SCORES = (*_PRODUCTS, aten.addmm.default, aten.baddbmm.default)
 _RESHAPES = (
@@ -36,19 +35,18 @@ _RESHAPES = (
 )  # fmt: skip
 _GATHERS = (aten.index.Tensor, aten.embedding.default, aten.gather.default)
 _COPIES = (aten.clone.default, aten._to_copy.default, prims.convert_element_type.default)
-_NARROW = (torch.bfloat16, torch.float16)
 
 
-def recompute_scores(gm: GraphModule, backward: Collection[Node], by_element: Callable[[Node], bool]) -> int:
+def recompute_scores(gm: GraphModule, backward: Collection[Node], by_element: Callable[[Node], bool], kernels: Kernels) -> int:
     """Have torch's partitioner put what scores and weights of attention are computed by into the backward graph; gives of how many.
     Softmaxes are spelled out by then."""
     marked = 0
     powers = gm.graph.find_nodes(op="call_function", target=aten.exp.default)
     products = [node for target in _PRODUCTS for node in gm.graph.find_nodes(op="call_function", target=target)]
     for node, find in (*((node, _attention) for node in powers), *((node, _weights) for node in products)):
-        if node in backward or value_of(node).device.type not in DEVICES:
+        if node in backward or kernels(value_of(node)) is None:
             continue
-        found = find(node, backward, by_element)
+        found = find(node, backward, by_element, kernels)
         if found is None or not any(u in backward for one in found for u in readers(one)):
             continue
         for one in found:
@@ -57,16 +55,17 @@ def recompute_scores(gm: GraphModule, backward: Collection[Node], by_element: Ca
     return marked
 
 
-def is_product(node: Node) -> bool:
-    """Whether a node is a product of matrices of 16-bit numbers on such a device."""
-    return node.target in _PRODUCTS and _is_narrow(node)
+def is_product(node: Node, kernels: Kernels) -> bool:
+    """Whether a node is a product of matrices that kernels compute again."""
+    return node.target in _PRODUCTS and _is_taken(node, kernels)
 
 
-def _is_narrow(node: Node) -> bool:
-    return value_of(node).dtype in _NARROW and value_of(node).device.type in DEVICES
+def _is_taken(node: Node, kernels: Kernels) -> bool:
+    known = kernels(value_of(node))
+    return known is not None and value_of(node).dtype in known.types
 
 
-def _attention(power: Node, backward: Collection[Node], by_element: Callable[[Node], bool]) -> set[Node] | None:
+def _attention(power: Node, backward: Collection[Node], by_element: Callable[[Node], bool], kernels: Kernels) -> set[Node] | None:
     """What computes scores and weights, where their exponentials are `power`, and what weighs rows is their only other use in forward."""
     shifted = power.args[0]
     top = shifted.args[1] if isinstance(shifted, Node) and shifted.target is aten.sub.Tensor else None
@@ -75,18 +74,20 @@ def _attention(power: Node, backward: Collection[Node], by_element: Callable[[No
     if top.args[1:] not in (([-1], True), ([value_of(power).dim() - 1], True)):
         return None
     rows = {top, *(u for u in power.users if u.target is aten.sum.dim_IntList and u.args[0] is power)}
-    return _recomputed(power, rows, backward, by_element)
+    return _recomputed(power, rows, backward, by_element, kernels)
 
 
-def _weights(scores: Node, backward: Collection[Node], by_element: Callable[[Node], bool]) -> set[Node] | None:
+def _weights(scores: Node, backward: Collection[Node], by_element: Callable[[Node], bool], kernels: Kernels) -> set[Node] | None:
     """What computes weights element by element from products, where what weighs rows is their only use in forward (a sigmoid for a softmax,
     a linear attention)."""
-    if not is_product(scores) or "recompute" in scores.meta:
+    if not is_product(scores, kernels) or "recompute" in scores.meta:
         return None
-    return _recomputed(scores, set(), backward, by_element) if _is_larger(scores, scores.all_input_nodes) else None
+    return _recomputed(scores, set(), backward, by_element, kernels) if _is_larger(scores, scores.all_input_nodes) else None
 
 
-def _recomputed(power: Node, rows: set[Node], backward: Collection[Node], by_element: Callable[[Node], bool]) -> set[Node] | None:
+def _recomputed(
+    power: Node, rows: set[Node], backward: Collection[Node], by_element: Callable[[Node], bool], kernels: Kernels
+) -> set[Node] | None:
     """What computes scores and weights, of which `power` are some, where a product that weighs rows is their only other use in forward than
     numbers of `rows`."""
 
@@ -96,7 +97,7 @@ def _recomputed(power: Node, rows: set[Node], backward: Collection[Node], by_ele
 
     after = _closure([power, *filter(follows, power.users)], lambda node: filter(follows, node.users))
     start = after if power.target in _PRODUCTS else [power]
-    before = _closure(start, lambda node: (n for n in node.all_input_nodes if follows(n) or _is_product(n, power)))
+    before = _closure(start, lambda node: (n for n in node.all_input_nodes if follows(n) or _is_product(n, power, kernels)))
     weighed = [u for node in after for u in node.users if u.target in _PRODUCTS and u not in backward and u.args[0] is node]
     scores = [node for node in before if node.target in _SCORES]
     known = {*before, *after}
@@ -107,7 +108,8 @@ def _recomputed(power: Node, rows: set[Node], backward: Collection[Node], by_ele
     if not alone or not scores or not short or any("recompute" in n.meta for n in known):
         return None
     sizes = value_of(power).shape[-2:]
-    few = all(isinstance(n, int) for n in sizes) and sizes[0] * sizes[1] < MIN_GPU_SCORES
+    known_kernels = kernels(value_of(power))
+    few = known_kernels is None or (all(isinstance(n, int) for n in sizes) and sizes[0] * sizes[1] < known_kernels.fewest)
     operands = [n for op in (*scores, *weighed) for n in op.all_input_nodes if n not in known]
     beside = {n for node in known for n in node.all_input_nodes} - known
     read = [one for node in beside for one in _gathered(node)]
@@ -173,8 +175,8 @@ def _closure(start: Iterable[Node], step: Callable[[Node], Iterable[Node]]) -> s
     return found
 
 
-def _is_product(node: Node, scores: Node) -> bool:
-    return node.target in _SCORES and _is_narrow(node) and _has_all(node, scores)
+def _is_product(node: Node, scores: Node, kernels: Kernels) -> bool:
+    return node.target in _SCORES and _is_taken(node, kernels) and _has_all(node, scores)
 
 
 def _has_all(node: Node, scores: Node) -> bool:

@@ -7,6 +7,7 @@ So a row's maximum and the sum of its exponentials are kept, and backward comput
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ LOSS_GRADIENTS = (aten.nll_loss_backward.default, aten.nll_loss2d_backward.defau
 """Of their second argument only the type and the sizes are read; the last one is a tensor of one number."""
 _GRADIENT_OF = {
     aten._softmax.default: aten._softmax_backward_data.default,
+    aten._safe_softmax.default: aten._softmax_backward_data.default,
     aten._log_softmax.default: aten._log_softmax_backward_data.default,
 }
 
@@ -88,11 +90,15 @@ def _values(w: Writer, x: Node, dim: int) -> tuple[Node | None, Node | None]:
     """The values, for forward and for backward. Were logarithms one node, the operators that read it in forward and that the partitioner
     does not know (losses) would make it as cheap to keep as the logits; a factor that is 1 anyway keeps them two."""
     wide = w.wide(x)
-    shifted = w(aten.sub.Tensor, wide, w(aten.amax.default, wide, [dim], True))
+    top = w(aten.amax.default, wide, [dim], True)
+    shifted = w(aten.sub.Tensor, wide, top)
     power = w(aten.exp.default, shifted)
     total = w(aten.sum.dim_IntList, power, [dim], True)
-    if w.node.target is aten._softmax.default:
-        y = _alike(w, w(aten.mul.Tensor, power, w(aten.reciprocal.default, total)))
+    if w.node.target is not aten._log_softmax.default:
+        y = w(aten.mul.Tensor, power, w(aten.reciprocal.default, total))
+        if w.node.target is aten._safe_softmax.default:  # a row without a finite number is 0
+            y = w(aten.masked_fill.Scalar, y, w(aten.eq.Scalar, top, -math.inf), 0.0)
+        y = _alike(w, y)
         return y, y
     log = w(aten.log.default, total)
     return _alike(w, w(aten.sub.Tensor, shifted, log)), _alike(w, w(aten.sub.Tensor, shifted, log, alpha=1))

@@ -10,7 +10,7 @@ rounded in one of dp and the sum, and not in the other, does not cancel, as it d
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..fx_graphs import VIEWS, Writer, same_sizes, value_of
+from .repeated_scores import Kernels, kernels_for
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -31,15 +32,15 @@ PRODUCTS = (aten.mm.default, aten.bmm.default)
 """Products of matrices."""
 
 
-def shorten_row_sums(gm: GraphModule, devices: Collection[str] = ("cuda",)) -> int:
-    """Rewrite the gradients of softmaxes that weigh rows of a product on `devices`; gives how many."""
+def shorten_row_sums(gm: GraphModule, kernels: Kernels = kernels_for) -> int:
+    """Rewrite the gradients of softmaxes that weigh rows of a product, where these `kernels` compute them again; gives how many."""
     changed = 0
     for node in gm.graph.find_nodes(op="call_function", target=aten._softmax_backward_data.default):
         grad, y, dim, dtype = node.args
         while y.target in (aten.detach.default, aten.alias.default):
             y = y.args[0]
         t = value_of(y)
-        if t.device.type not in devices or t.dim() < 2 or dim not in (-1, t.dim() - 1):
+        if kernels(t) is None or t.dim() < 2 or dim not in (-1, t.dim() - 1):
             continue
         found = _rows(grad, y)
         if found is None or not _is_shorter(found[2], t):

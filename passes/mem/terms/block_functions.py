@@ -9,6 +9,7 @@ table of blocks knows are not computed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, f32
@@ -73,9 +74,10 @@ def block_function(
         elif not isinstance(op, loop.YieldOp):
             nest.block.add_op(clone_into(op, values, places, symbols))
     stored = [values.get(op.value, op.value) for op in terms.stores]
-    if all(isinstance(v.owner, loop.LoadOp) and v.owner.source is out for v, out in zip(stored, nest.out_args, strict=True)):
+    changed = [not isinstance(v.owner, loop.LoadOp) or v.owner.source is not out for v, out in zip(stored, nest.out_args, strict=True)]
+    if not any(changed):
         return None
-    for value, out, op in zip(stored, nest.out_args, terms.stores, strict=True):
+    for value, out, op in compress(zip(stored, nest.out_args, terms.stores, strict=True), changed):
         store = loop.StoreOp.new(value, out, element, [i, j])
         store.location = op.location
         nest.block.add_op(store)

@@ -46,9 +46,9 @@ class TermNest:
         """That of a function of so many kinds of scores, whose results have terms as rows (`turned`); None where it has another form."""
         nests = [op for op in func.body.block.ops if isinstance(op, loop.NestOp)]
         returned = list(func.body.block.last_op.operands) if func.body.block.last_op is not None else []
-        if len(nests) != 1 or any(isinstance(op, loop.LoopLike) for op in nests[0].block.ops):
+        nest = _joined(nests)
+        if nest is None or any(isinstance(op, loop.LoopLike) for op in nest.block.ops):
             return None
-        (nest,) = nests
         stores = [op for op in nest.block.ops if isinstance(op, loop.StoreOp)]
         places = {nest.outs[list(nest.out_args).index(op.target)]: op for op in stores}
         if len(stores) != len(places) or not returned or set(places) != set(returned):
@@ -68,6 +68,32 @@ class TermNest:
         """Whether it reads nothing of the scores but the element that it computes the weights of."""
         loads = [op for op in self.nest.block.ops if isinstance(op, loop.LoadOp) and op.source in self.scores]
         return all(_along(self.nest, op) == self.along for op in loads)
+
+
+def _joined(nests: Sequence[loop.NestOp]) -> loop.NestOp | None:
+    """One nest in place of nests of the same sizes that read nothing which another stores: fusion leaves what shares nothing alone."""
+    if len(nests) < 2:
+        return nests[0] if nests else None
+    outs = [out for nest in nests for out in nest.outs]
+    reads = any(isinstance(op, loop.LoadOp) and op.source in outs for nest in nests for op in nest.walk())
+    last = nests[-1]
+    if reads or last.parent is None or any(nest.loop_sizes != last.loop_sizes for nest in nests):
+        return None
+    made = loop.NestOp.build_nest(last.loop_sizes, outs, last.location)
+    made.properties.update(last.properties)
+    made.attributes.update(last.attributes)
+    arguments = iter(made.out_args)
+    for nest in nests:
+        values: dict[SSAValue, SSAValue] = dict(zip(nest.indices, made.indices, strict=True))
+        values.update(zip(nest.out_args, arguments, strict=False))
+        for op in nest.block.ops:
+            if not isinstance(op, loop.YieldOp):
+                made.block.add_op(op.clone(values))
+    last.parent.insert_op_before(made, last)
+    for nest in nests:
+        nest.detach()
+        nest.erase()
+    return made
 
 
 def _units(nest: loop.NestOp) -> tuple[SSAValue, ...]:

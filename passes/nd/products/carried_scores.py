@@ -171,12 +171,12 @@ def _softmax_of_operands(op: Operation | Block, known: dict[SSAValue, Softmax | 
         found = None if _is_of_row(value) else _softmax_behind(value, known)
         if found is not None and _is_of_row(factor):
             return found
-        if found is not None and not _is_of_products(factor):
+        if found is not None and not is_of_products(factor):
             return found._replace(factors=(*found.factors, factor))
     return None
 
 
-def _is_of_products(value: SSAValue) -> bool:
+def is_of_products(value: SSAValue) -> bool:
     """Whether products are computed for a value, element by element."""
     worklist, seen = [value], {value}
     while worklist:

@@ -36,6 +36,7 @@ from ...manager.pass_manager import Pass
 from ..algebra.rewriter import drop_dead
 from ..attention_masks import LOWEST, is_number
 from ..nd_attention import MIN_CPU_SCORES, keeps_eager_numerics
+from ..products.carried_scores import is_of_products
 from ..products.carried_weights import CarriedWeights, WeighedRows, carried_weights
 from ..repeated_heads import without_repeats
 from .terms import Dims, TermsFunction, four_dims, swapped, swaps
@@ -89,6 +90,8 @@ class _Softmax:
     total: nd.ReduceOp
     empty: float
     """What a row without a finite exponent has."""
+    factors: tuple[SSAValue, ...] = ()
+    """What each weight is multiplied by behind its exponential (dropout)."""
 
 
 class _Writer:
@@ -106,8 +109,10 @@ class _Writer:
             return found
         dims = _dims_of(op.lhs, False)
         terms = TermsFunction(dims)
-        terms.add(found.exponents, False)
-        terms.finish([found.exponents], False)
+        given = [found.exponents, *self._factor(op, found.factors)]
+        for value in given:
+            terms.add(value, False)
+        terms.finish([(value, False) for value in given])
         kind = tensor_type(op.result).element_type
         problem = self._problem(terms, [tensor_type(op.rhs).dims[-1]], kind)
         if not terms.scores or problem:
@@ -124,13 +129,12 @@ class _Writer:
             return "the weights are added up over batches, too"
         plans: list[tuple[list[WeighedRows], TermsFunction]] = []
         for rows in _joined(group.weighed):
-            first = rows[0]
-            weights = first.op.operands[first.side]
-            terms = TermsFunction(_dims_of(weights, first.side == 1))
-            for one in rows:
-                terms.add(one.op.operands[one.side], one.side == 1)
-            terms.finish([one.op.operands[one.side] for one in rows], first.side == 1)
-            kind = tensor_type(first.op.result).element_type
+            weights = [(one.op.operands[one.side], one.side == 1) for one in rows]
+            terms = TermsFunction(_dims_of(*weights[0]))
+            for value, turned in weights:
+                terms.add(value, turned)
+            terms.finish(weights)
+            kind = tensor_type(rows[0].op.result).element_type
             problem = self._problem(terms, [tensor_type(one.rows).dims[-1 - one.side] for one in rows], kind)
             if problem or not terms.scores:
                 return problem or "no scores"
@@ -142,6 +146,15 @@ class _Writer:
             for one, value in zip(rows, made.results, strict=True):
                 _replace(at, one.op.result, value, one.side == 1)
         return ""
+
+    def _factor(self, at: nd.MatmulOp, factors: Sequence[SSAValue]) -> list[SSAValue]:
+        """The product of factors of weights, in front of `at`."""
+        if not factors:
+            return []
+        new, found = _Inserter(at), factors[0]
+        for one in factors[1:]:
+            found = new(OPS["mul"].create(operands=[found, one], result_types=[found.type]))
+        return [found]
 
     def _problem(self, terms: TermsFunction, columns: Sequence[Expr], kind: object) -> str:
         """Why no call computes sums of so many columns; "" if one does."""
@@ -186,6 +199,7 @@ class _Writer:
         made = weighed_call(
             tensors[: len(factors)], tensors[len(factors) :], terms.operands(), self._named(function), results,
             softmax is not None, scales, softmax.empty if softmax is not None else 0.0, terms.turned,
+            softmax is not None and bool(softmax.factors),
         )  # fmt: skip
         new(made)
         for k, (old, _) in enumerate(values):
@@ -228,8 +242,7 @@ def _joined(weighed: Sequence[WeighedRows]) -> list[list[WeighedRows]]:
     for one in weighed:
         for group in found:
             types = [tensor_type(each.op.result).element_type for each in (group[0], one)]
-            same = group[0].side == one.side and group[0].key == one.key and types[0] == types[1]
-            if same and len(group) < MAX_JOINED_KINDS:
+            if group[0].key == one.key and types[0] == types[1] and len(group) < MAX_JOINED_KINDS:
                 group.append(one)
                 break
         else:
@@ -330,23 +343,17 @@ def _move_behind(value: SSAValue, at: Operation) -> None:
 
 def _softmax_of(weights: SSAValue) -> _Softmax | str | None:
     """The softmax that weights are; why it cannot be left out of memory, or None where they are none."""
-    value, chain = weights, [weights]
-    while isinstance(op := value.owner, CastOp) or _keeps_rows(op):
-        value = op.operands[0]  # pyright: ignore[reportAttributeAccessIssue]
-        chain.append(value)
-    empty, tested = math.nan, None
+    chain, factors = [weights], list[SSAValue]()
+    value = _before(chain, factors)
+    op, empty, tested = value.owner, math.nan, None
     if isinstance(op, SelectOp) and is_number(op.on_true, 0.0):
-        empty, tested, value = 0.0, op.condition, op.on_false
-        chain.append(value)
-        while isinstance(op := value.owner, CastOp):
-            value = op.input
-            chain.append(value)
+        empty, tested = 0.0, op.condition
+        chain.append(op.on_false)
+        value = _before(chain, factors)
     powers, total = _quotient(value)
-    if powers is None or total is None:
-        return None
-    added = _reduced(total, "sum")
-    difference = powers.owner.operands[0].owner if isinstance(powers.owner, OPS["exp"]) else None
-    if added is None or added.input is not powers or not isinstance(difference, OPS["sub"]):
+    added = None if total is None else _reduced(total, "sum")
+    difference = powers.owner.operands[0].owner if powers is not None and isinstance(powers.owner, OPS["exp"]) else None
+    if powers is None or added is None or added.input is not powers or not isinstance(difference, OPS["sub"]):
         return None
     exponents, top = difference.operands
     highest = _reduced(top, "max")
@@ -359,7 +366,25 @@ def _softmax_of(weights: SSAValue) -> _Softmax | str | None:
         inside.add(value.owner.operands[1].owner)
     if any(not v.has_one_use() for v in chain) or any(u.operation not in inside for v in (exponents, powers) for u in v.uses):
         return "something else needs the scores or the weights"
-    return _Softmax(exponents, highest, added, empty)
+    return _Softmax(exponents, highest, added, empty, tuple(factors))
+
+
+def _before(chain: list[SSAValue], factors: list[SSAValue]) -> SSAValue:
+    """What the last tensor of a chain is in front of casts, views of whole rows, and factors of each weight; all go to their lists."""
+    while True:
+        value = chain[-1]
+        op = value.owner
+        if isinstance(op, CastOp) or _keeps_rows(op):
+            chain.append(op.operands[0])  # pyright: ignore[reportAttributeAccessIssue]
+            continue
+        if not isinstance(op, OPS["mul"]) or _quotient(value)[1] is not None:
+            return value
+        products = [is_of_products(v) for v in op.operands]
+        given, factor = op.operands[:: 1 if products[0] else -1]
+        if all(products) or any(v.type != value.type for v in op.operands):
+            return value
+        chain.append(given)
+        factors.append(factor)
 
 
 def _quotient(value: SSAValue) -> tuple[SSAValue | None, SSAValue | None]:

@@ -71,8 +71,6 @@ class TermsFunction:
                 continue
             if not isinstance(op, Operation) or not self._is_inside(op):
                 self.captured[value] = None
-                if isinstance(op, nd.RandomOp) and self._is_large(value):
-                    self.problem = "random numbers of each term are in memory"
                 continue
             self.inside[op] = None
             for operand in op.operands:
@@ -82,7 +80,7 @@ class TermsFunction:
                     worklist.append((operand, flips))
 
     def _is_inside(self, op: Operation) -> bool:
-        return isinstance(op, (*FREE, *CONDITION)) or (isinstance(op, PointwiseOp) and self._is_large(op.results[0]))
+        return isinstance(op, (*FREE, *CONDITION)) or (isinstance(op, (PointwiseOp, nd.RandomOp)) and self._is_large(op.results[0]))
 
     def check(self, block: Block) -> None:
         """Says as the problem where something else is computed of scores than one number of each."""
@@ -106,19 +104,19 @@ class TermsFunction:
         area = product(self.dims[-2:])
         return exact_quotient(product(tensor_type(value).dims), area) is not None and area.value != 1
 
-    def finish(self, weights: Sequence[SSAValue], turned: bool) -> None:
-        """Say which values the function gives: weights without views and roundings behind them."""
-        ends = [_without_views(v, turned) for v in weights]
+    def finish(self, weights: Sequence[tuple[SSAValue, bool]]) -> None:
+        """Say which values the function gives: weights, with whether their rows are the terms, without views and roundings behind them."""
+        ends = [_without_views(v, turned) for v, turned in weights]
         self.results, self.turned = tuple(v for v, _ in ends), ends[0][1]
         batch, heads, *area = self.dims
         area = area[::-1] if self.turned else area
         parted = [(batch, heads, *area), *([(heads, *area)] if batch is ONE else []), *([tuple(area)] if batch is heads is ONE else [])]
         if any(is_turned is not self.turned or tensor_type(v).dims not in parted for v, is_turned in ends):
             self.problem = self.problem or "weights are parted into batches and heads in several ways"
-        computed = [op.results[0] for op in self.inside if isinstance(op, PointwiseOp)]
+        computed = [op.results[0] for op in self.inside if isinstance(op, (PointwiseOp, nd.RandomOp))]
         if 2 * len(computed) > MAX_BODY_OPS:  # with loads, constants and indices beside them
             self.problem = self.problem or f"{len(computed)} operations between products are no single nest"
-        if any(v not in computed for v in self.results):
+        if all(v not in computed for v in self.results):
             self.problem = self.problem or "the weights are the scores"
 
     def build(self, name: str) -> tuple[FuncOp, list[float]]:
@@ -142,6 +140,9 @@ class TermsFunction:
             if tensor_type(v).element_type != f32:
                 block.add_op(cast := CastOp.new((v,), TensorType.get(tensor_type(v).dims, f32, device)))
                 returned[k] = cast.results[0]
+            elif not isinstance(v.owner, (PointwiseOp, nd.RandomOp)):  # the scores themselves
+                block.add_op(copied := nd.BarrierOp.create(operands=[v], result_types=[v.type]))
+                returned[k] = copied.results[0]
         block.add_op(ReturnOp(*returned))
         scales = [_folded_scale(block, argument) for argument in block.args[: len(self.scores)]]
         drop_dead(block)

@@ -46,28 +46,37 @@ class AttentionSpec:
 @dataclass(frozen=True)
 class WeighedSpec:
     """One generated body of rows that are weighed by what functions make of scores (`weighed.py`): `scores` products give the scores,
-    `weights` kinds of weights are computed of them; `softmax`: these are exponents, whose exponentials have the weights."""
+    `weights` kinds of weights are computed of them; `softmax`: these are exponents, whose exponentials have the weights; `scaled`: they are
+    multiplied by numbers of their own (dropout), which the functions make, too."""
 
     dtype: str = "f32"
     isa: str = "generic"
     scores: int = 1
     weights: int = 1
     softmax: bool = True
+    scaled: bool = False
 
     def __post_init__(self) -> None:
         AttentionSpec(self.dtype, self.isa)
+        if self.scaled and not self.softmax:
+            raise ValueError("weighed rows: only weights of a softmax are scaled apart")
         if min(self.scores, self.weights) < 1 or (self.softmax and self.weights > 1):
             raise ValueError(f"weighed rows: {self.scores} scores and {self.weights} weights, expected 1 or more, of a softmax one weight")
 
     @property
     def symbol(self) -> str:
-        kind = "softmax" if self.softmax else "sum"
+        kind = "scaled" if self.scaled else "softmax" if self.softmax else "sum"
         return f"stepwell_weighed_{self.dtype}_{self.isa}_{kind}_{self.scores}_{self.weights}"
 
     @property
     def shared_symbol(self) -> str:
         """The name in `library.py`."""
         return f"{self.symbol}_shared"
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of numbers that the functions take and give."""
+        return max(self.scores, self.weights + self.scaled)
 
     @property
     def shape(self) -> Shape:

@@ -9,7 +9,8 @@
 share one of a factor.
 
 - masked, sure: functions of the graph, `TERM_ARGS` with a pointer to each row of scores: they turn scores in place to weights, or to
-  exponents of a softmax. `sure` is for blocks of which nothing is hidden; null: there the scores are the weights.
+  exponents of a softmax, with `scaled` also to factors of its weights, in the second block. `sure` is for blocks of which nothing is
+  hidden; null: there the scores are the weights.
 - blocks: null, or for each `BLOCK_ROWS` rows and `BLOCK_TERMS` terms a byte (`BlockKind`):
   hidden, nothing is computed; mixed, `masked` is called; seen, `sure`. Null: all are mixed.
 - top, total: of a softmax, the highest exponent of each row and the sum of the exponentials less it, floats.
@@ -55,6 +56,7 @@ def weighed_function(spec: WeighedSpec) -> tuple[str, str]:
     parts += [pack_b_columns(shape, f"{symbol}_pack"), convert_rows(f"{symbol}_widen", shape.isa, spec.dtype, "f32", "f32")]
     parts += [columns_function(symbol, shape), *row_functions(symbol, shape, spec.dtype)]
     parts += [_search(f"{symbol}_first", "eq"), _search(f"{symbol}_other", "ne"), _store(spec)]
+    parts += [_times(spec)] if spec.scaled else []
     parts += [_pack(spec), _run(spec), _head(spec), _slot(spec), thunk(symbol, _AT["slots"]), _entry(spec)]
     return symbol, "\n".join(parts)
 
@@ -73,7 +75,7 @@ def weighed_scratch_bytes(spec: WeighedSpec, threads: int) -> int:
 
 def _block_terms(spec: WeighedSpec) -> int:
     """Most terms in a block: those of all scores of a strip fill half of the first-level cache."""
-    return KEYS_MAX // max(spec.scores, spec.weights)
+    return KEYS_MAX // spec.blocks
 
 
 def _row_bytes(spec: WeighedSpec) -> int:
@@ -84,7 +86,7 @@ def _layout(spec: WeighedSpec) -> dict[str, int]:
     """Offsets into one thread's scratch memory, and its size as `end`."""
     shape, rows = spec.shape, QUERY_BLOCK + BLOCK_ROWS
     padded = DEPTH_MAX + shape.lanes
-    sizes = {"scores": max(spec.scores, spec.weights) * shape.isa.rows * _row_bytes(spec), "stats": rows * 8}
+    sizes = {"scores": spec.blocks * shape.isa.rows * _row_bytes(spec), "stats": rows * 8}
     for k in range(spec.scores):
         sizes |= {f"b{k}": KEY_BYTES + shape.width * DEPTH_MAX * 4, f"a{k}": rows * DEPTH_MAX * 4}
     for k in range(spec.weights):
@@ -130,6 +132,16 @@ def _search(name: str, relation: str) -> str:
         place.next = [f.pick(here, place.i, place.values[0])]
         place.step = f.pick(here, "%to", 1)
     f.store("i64", place.results[0], "%found")
+    return f.text()
+
+
+def _times(spec: WeighedSpec) -> str:
+    """`<symbol>_times(weights, factors, count)`: one row of weights, in whole vectors."""
+    f = Function(f"{spec.symbol}_times", [("ptr", "weights"), ("ptr", "factors"), ("i64", "count")])
+    ty = vector(spec.shape.lanes, "float")
+    with f.loop(0, "%count", spec.shape.lanes) as j:
+        place = f.at("%weights", f.mul(j.i, 4))
+        f.store(ty, f.let(f"fmul {ty} {f.load(ty, place)}, {f.load(ty, f.at('%factors', f.mul(j.i, 4)))}"), place)
     return f.text()
 
 
@@ -204,7 +216,7 @@ def _run(spec: WeighedSpec) -> str:
     f = Function(f"{symbol}_run", _RUN_ARGS)
     v, offsets, row_length = _Fields(f, spec), _layout(spec), _row_bytes(spec)
     rows, width, lanes = shape.isa.rows, shape.width, shape.lanes
-    base = [f.at("%scratch", offsets["scores"] + k * rows * row_length) for k in range(max(spec.scores, spec.weights))]
+    base = [f.at("%scratch", offsets["scores"] + k * rows * row_length) for k in range(spec.blocks)]
     length, found = f.sub("%end", "%start"), f.alloca(1, "i64")
     v.all(["context", "masked", "sure"])
     for k in range(spec.scores):
@@ -244,6 +256,9 @@ def _run(spec: WeighedSpec) -> str:
                 stats = f.at(f.at("%scratch", offsets["stats"]), f.mul(f.add("%strip", one.i), 8))
                 args = f"ptr {f.at(weights, f.mul(one.i, row_length))}, ptr null, i64 {length}, i64 {length}, ptr {stats}"
                 f.do(f"call void @{symbol}_row({args}, ptr {f.at(o, f.mul(one.i, o_row))}, i64 {padded})")
+                if spec.scaled:
+                    row_of = [f.at(f.at(x, skipped), f.mul(one.i, row_length)) for x in base]
+                    f.do(f"call void @{symbol}_times(ptr {row_of[k]}, ptr {row_of[k + 1]}, i64 {length})")
         with f.loop(0, padded) as column:
             left, n = f.sub(padded, column.i), lanes
             for vectors in reversed(tile_vectors(shape)):  # whole tiles alone: a wider one would write into the next row

@@ -32,8 +32,9 @@ def emit_weighed(unit: ModuleText, op: WeighedOp) -> None:
     """Add the function that `op` declares, and functions that call its kernels with what the shared function gives them."""
     name = op.sym_name.data
     spec = WeighedSpec(
-        op.dtype.data, isa_for(unit.target).name, op.scores.value.data, op.weights.value.data, op.softmax is not None
-    )
+        op.dtype.data, isa_for(unit.target).name, op.scores.value.data, op.weights.value.data, op.softmax is not None,
+        op.scaled is not None,
+    )  # fmt: skip
     shared = unit.declare(spec.shared_symbol, "void", "ptr")
     captured, symbols = op.captured.value.data, [s.data for s in op.symbols]  # pyright: ignore[reportAttributeAccessIssue]
     context = [*(f"captured {k}" for k in range(captured)), *symbols]
@@ -69,7 +70,7 @@ def _term_function(unit: ModuleText, op: WeighedOp, kind: str, spec: WeighedSpec
     if not isinstance(kernel, SymbolRefAttr) or not isinstance(arguments, ArrayAttr):
         return "null"
     name = f"{op.sym_name.data}_{kind}"
-    blocks = max(spec.scores, spec.weights)
+    blocks = spec.blocks
     known = {f"block {k}": f"ptr %block{k}" for k in range(blocks)}
     known |= {f"block_{arg}": f"i64 %{arg}" for arg in TERM_ARGS[1:-1]} | {"block_length": f"i64 %{TERM_ARGS[-1]}"}
     lines: list[str] = []

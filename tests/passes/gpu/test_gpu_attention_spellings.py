@@ -13,9 +13,8 @@ from stepwell.dialects import loop, nd
 from stepwell.dialects.machine import MACHINE, MachineAttr
 from stepwell.dialects.nd.types import TensorType, tensor_type
 from stepwell.dialects.support.philox import SEED_RANGE
-from stepwell.lowering.fx.joint import recomputable_scores
-from stepwell.lowering.fx.joint.drawn_weights import drawn_uniform, spell_out_dropout
-from stepwell.lowering.fx.joint.softmax_row_sums import shorten_row_sums
+from stepwell.lowering.fx.joint.drawn_weights import drawn_uniform
+from stepwell.lowering.fx.joint.repeated_scores import HALVES, KERNELS, ScoreKernels
 from stepwell.lowering.fx_to_nd import import_graph
 from stepwell.passes.analysis.symbols import symbol_facts
 from stepwell.passes.cost.library_cost import size
@@ -47,10 +46,7 @@ class Generated(InterpretedTarget):
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """Graphs of the CPU are parted as those of a GPU."""
-    monkeypatch.setattr(recomputable_scores, "DEVICES", ("cpu",))
-    monkeypatch.setattr(recomputable_scores, "MIN_GPU_SCORES", 1)
-    monkeypatch.setattr(shorten_row_sums, "__defaults__", (("cpu",),))
-    monkeypatch.setattr(spell_out_dropout, "__defaults__", ((), ("cpu",)))
+    monkeypatch.setitem(KERNELS, "cpu", ScoreKernels(HALVES, 1))
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ import torch
 from stepwell.dialects import loop, nd
 from stepwell.dialects.machine import MACHINE, MachineAttr
 from stepwell.dialects.nd.types import tensor_type
-from stepwell.lowering.fx.joint import recomputable_scores
-from stepwell.lowering.fx.joint.softmax_row_sums import shorten_row_sums
+from stepwell.lowering.fx.joint.repeated_scores import KERNELS
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
 from stepwell.tools.backend import compile_graph
@@ -53,8 +52,7 @@ def lowered_graphs(monkeypatch):
         return importing(gm, inputs, **given)
 
     monkeypatch.setattr(compile_graph, "import_graph", record)
-    monkeypatch.setattr(recomputable_scores, "DEVICES", ("cpu",))
-    monkeypatch.setattr(shorten_row_sums, "__defaults__", (("cpu",),))
+    monkeypatch.setitem(KERNELS, "cpu", KERNELS["cuda"])
     torch._dynamo.reset()
 
     def lowered():

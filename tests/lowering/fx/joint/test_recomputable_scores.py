@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from stepwell.lowering.fx.joint import recomputable_scores
-from stepwell.lowering.fx.joint.drawn_weights import spell_out_dropout
-from stepwell.lowering.fx.joint.softmax_row_sums import shorten_row_sums
+from stepwell.lowering.fx.joint.repeated_scores import HALVES, KERNELS, ScoreKernels
 
 ROWS, TERMS = 40, 72
 
@@ -73,10 +71,7 @@ def dropped(q, k, v):
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch):
     torch._dynamo.reset()
-    monkeypatch.setattr(recomputable_scores, "DEVICES", ("cpu",))
-    monkeypatch.setattr(recomputable_scores, "MIN_GPU_SCORES", ROWS * TERMS)
-    monkeypatch.setattr(shorten_row_sums, "__defaults__", (("cpu",),))
-    monkeypatch.setattr(spell_out_dropout, "__defaults__", ((), ("cpu",)))
+    monkeypatch.setitem(KERNELS, "cpu", ScoreKernels(HALVES, ROWS * TERMS))
 
 
 @pytest.fixture
@@ -133,7 +128,7 @@ def test_dropout_of_eager_keeps_its_mask(kept):
 @pytest.mark.parametrize("few", [True, False])
 def test_few_scores_or_wide_ones_are_kept(few, kept, monkeypatch):
     if few:
-        monkeypatch.setattr(recomputable_scores, "MIN_GPU_SCORES", ROWS * TERMS + 1)
+        monkeypatch.setitem(KERNELS, "cpu", ScoreKernels(HALVES, ROWS * TERMS + 1))
     step(softcap, inputs(torch.bfloat16 if few else torch.float32), True)
     assert kept != [[]]
 

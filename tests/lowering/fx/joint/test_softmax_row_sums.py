@@ -11,9 +11,15 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from stepwell import counters
+from stepwell.lowering.fx.joint.repeated_scores import HALVES, KERNELS, ScoreKernels
 from stepwell.lowering.fx.joint.softmax_row_sums import shorten_row_sums
 
 aten = torch.ops.aten
+
+
+def every(_):
+    """All scores are computed again."""
+    return ScoreKernels(HALVES, 0)
 
 
 def products(q, k):
@@ -79,7 +85,7 @@ def test_the_same_gradients(function, dtype, shape, used):
     args = inputs(*shape, dtype=dtype)
     gm = joint(function, args, used)
     reference = copy.deepcopy(gm)
-    assert shorten_row_sums(gm, ("cpu",)) == 1
+    assert shorten_row_sums(gm, every) == 1
     gm.graph.lint()
     gm.recompile()
     assert not gm.graph.find_nodes(op="call_function", target=aten._softmax_backward_data.default)
@@ -99,7 +105,7 @@ def test_gradients_are_as_near_as_eagers(scale):
     args = [(torch.randn(4, 256, 32) * scale).bfloat16().requires_grad_() for _ in range(3)]
     gm = joint(causal, args, False)
     eager = gm(*args)
-    assert shorten_row_sums(gm, ("cpu",)) == 1
+    assert shorten_row_sums(gm, every) == 1
     gm.recompile()
     exact = joint(causal, [x.detach().double().requires_grad_() for x in args], False)(*(x.double() for x in args))
     for a, b, want in zip(gm(*args), eager, exact, strict=True):
@@ -118,12 +124,12 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_others_stay_as_they_are(name):
     function, shape = OTHERS[name]
-    assert shorten_row_sums(joint(function, inputs(*shape), True), ("cpu",)) == 0
+    assert shorten_row_sums(joint(function, inputs(*shape), True), every) == 0
 
 
 def test_compiled(monkeypatch):
     """In a graph that is parted, and as one that has forward and backward."""
-    monkeypatch.setattr(shorten_row_sums, "__defaults__", (("cpu",),))
+    monkeypatch.setitem(KERNELS, "cpu", every(None))
     args = inputs(2, 3, 20, 33, 8, 16)
     counters.clear()
     got = torch.compile(in_f32, backend="stepwell", options={"cache": "off"})(*args)
