@@ -20,6 +20,10 @@ from ..algebra.rewriter import drop_dead
 Dims = tuple[Expr, ...]
 CONDITION = (CmpOp, OPS["and"], OPS["or"], OPS["not"])
 """What is computed in the function even of a row's numbers, so that it says there what rows hide."""
+TABLE_READS = (nd.GatherOp, nd.IndexOp)
+"""What reads elements of its first operand, which is in memory."""
+OF_EACH_TERM = (PointwiseOp, nd.RandomOp, *TABLE_READS)
+"""What is computed in the function where it has an element for each row and term: tables are read there, too."""
 FREE = (nd.FullOp, nd.IotaOp, nd.SizeOp, nd.ViewOp)
 """What costs nothing where it is read."""
 
@@ -73,14 +77,16 @@ class TermsFunction:
                 self.captured[value] = None
                 continue
             self.inside[op] = None
-            for operand in op.operands:
+            tables = op.operands[: isinstance(op, TABLE_READS)]
+            self.captured.update(dict.fromkeys(tables))
+            for operand in op.operands[len(tables) :]:
                 flips = is_turned ^ swaps(op)
                 if operand not in seen:
                     seen[operand] = flips
                     worklist.append((operand, flips))
 
     def _is_inside(self, op: Operation) -> bool:
-        return isinstance(op, (*FREE, *CONDITION)) or (isinstance(op, (PointwiseOp, nd.RandomOp)) and self._is_large(op.results[0]))
+        return isinstance(op, (*FREE, *CONDITION)) or (isinstance(op, OF_EACH_TERM) and self._is_large(op.results[0]))
 
     def check(self, block: Block) -> None:
         """Says as the problem where something else is computed of scores than one number of each."""
@@ -113,7 +119,7 @@ class TermsFunction:
         parted = [(batch, heads, *area), *([(heads, *area)] if batch is ONE else []), *([tuple(area)] if batch is heads is ONE else [])]
         if any(is_turned is not self.turned or tensor_type(v).dims not in parted for v, is_turned in ends):
             self.problem = self.problem or "weights are parted into batches and heads in several ways"
-        computed = [op.results[0] for op in self.inside if isinstance(op, (PointwiseOp, nd.RandomOp))]
+        computed = [op.results[0] for op in self.inside if isinstance(op, OF_EACH_TERM)]
         if 2 * len(computed) > MAX_BODY_OPS:  # with loads, constants and indices beside them
             self.problem = self.problem or f"{len(computed)} operations between products are no single nest"
         if all(v not in computed for v in self.results):
@@ -140,7 +146,7 @@ class TermsFunction:
             if tensor_type(v).element_type != f32:
                 block.add_op(cast := CastOp.new((v,), TensorType.get(tensor_type(v).dims, f32, device)))
                 returned[k] = cast.results[0]
-            elif not isinstance(v.owner, (PointwiseOp, nd.RandomOp)):  # the scores themselves
+            elif not isinstance(v.owner, OF_EACH_TERM):  # the scores themselves
                 block.add_op(copied := nd.BarrierOp.create(operands=[v], result_types=[v.type]))
                 returned[k] = copied.results[0]
         block.add_op(ReturnOp(*returned))

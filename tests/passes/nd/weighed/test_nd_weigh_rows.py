@@ -11,6 +11,7 @@ from support import import_function
 from torch.nn.attention.flex_attention import flex_attention
 
 import stepwell
+from stepwell.dialects.nd.types import tensor_type
 from stepwell.passes.analysis.weighed_calls import TARGET
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import parse_pipeline
@@ -212,6 +213,52 @@ def test_each_level_says_the_same():
         run(parse_pipeline(passes), module, context())
         module.verify()
         assert error(run_loop(module, args)[0], want) < 1e-6
+
+
+def of_contents_and_positions(q, k, v, of_key, of_query):
+    """Contents against positions, and positions against contents (DeBERTa)."""
+    away = (torch.arange(q.shape[-2])[:, None] - torch.arange(k.shape[-2])).clamp(-16, 15) + 16
+    seen = torch.gather(q @ of_key.mT, -1, away.expand(*q.shape[:2], *away.shape))
+    seen = seen + torch.gather(k @ of_query.mT, -1, away.mT.expand(*k.shape[:2], *away.mT.shape)).mT
+    return torch.softmax((q @ k.mT + seen) * 0.1, -1) @ v
+
+
+def of_buckets(q, k, v, of_key, of_query):
+    """A table of biases, one row for each distance."""
+    away = torch.arange(q.shape[-2])[:, None] - torch.arange(k.shape[-2]) + 130
+    return torch.softmax(q @ k.mT * 0.1 + of_key.flatten(1).mT[away].permute(2, 0, 1), -1) @ v
+
+
+@pytest.mark.parametrize("fn", [of_contents_and_positions, of_buckets], ids=lambda f: f.__name__)
+def test_tables_are_read_where_scores_are(fn):
+    """What is gathered for each score is in memory no more than the scores."""
+    args = heads() + [torch.randn(4, 32, 32, generator=torch.Generator().manual_seed(k)) for k in range(2)]
+    module = import_function(fn, *args).module
+    run(parse_pipeline("nd-canonicalize,nd-weigh-rows"), module, context())
+    (call,) = [op for op in module.walk() if op.name == "nd.extern"]
+    sizes = [math.prod(n.value for n in tensor_type(v).dims) for v in call.operands[3:]]
+    assert max(sizes) < 2 * 4 * 90 * 130 / 2
+    want = fn(*(a.double() for a in args))
+    run(parse_pipeline("nd-to-loop,loop-fuse,loop-to-mem,mem-term-blocks"), module, context())
+    assert error(run_loop(module, args)[0], want) < 1e-6
+
+
+def test_each_level_drops_the_same_weights():
+    """Exponents that are the scores, and factors that share nothing with them: one nest for blocks all the same."""
+
+    def fn(q, k, v):
+        return torch.nn.functional.dropout(torch.softmax(q @ k.mT, -1), 0.4) @ v
+
+    args = heads(30, 50, 8)
+    module = import_function(fn, *args).module
+    found = []
+    for passes in ("nd-canonicalize", "nd-weigh-rows", "nd-to-loop,loop-fuse", "loop-to-mem", "mem-term-blocks"):
+        run(parse_pipeline(passes), module, context())
+        module.verify()
+        torch.manual_seed(2)
+        found.append((run_nd if passes in ("nd-canonicalize", "nd-weigh-rows") else run_loop)(module, args)[0])
+    assert sum(op.name in ("nd.extern", "mem.extern") and op.call.data.target == TARGET for op in module.walk()) == 1
+    assert all(error(one, found[0].double()) < 1e-6 for one in found[1:])
 
 
 def test_flex_attention_of_one_batch_with_nothing_between():
