@@ -89,6 +89,9 @@ class Target:
         """Adapt the pipeline before it runs on `module`, an imported graph of `device` that names its machine. A pass that is not there,
         and an option that has a value, are the user's."""
 
+    def staged(self, stage: str, module: ModuleOp) -> None:
+        """A stage of the pipeline has run on `module`, which stays as it is: what follows from it may be begun in threads."""
+
     def kernels(self, module: ModuleOp, device: str) -> Kernels:
         """The kernels of a module that went through the pipeline; those of the CPU's dialect are not among them."""
         return Kernels()

@@ -1,4 +1,5 @@
-"""Which functions of the library a graph will call, guessed before it is lowered.
+"""Which functions of the library a graph will call, guessed when its algebra is done: attention is a call of its own then, and its products
+are gone.
 
 The guess starts work early (`library.prepare`); what is really called is decided by the pass "contract-select" on buffers, whose strides
 nobody knows yet. Here an operand counts as transposed when the permutations that it comes from move the last dimension.
@@ -8,51 +9,74 @@ from __future__ import annotations
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from ...dialects import nd
+from ...dialects.nd.base import prop
+from ...dialects.nd.call_args import Call
 from ...dialects.nd.pointwise import OPS, CastOp
 from ...dialects.nd.types import tensor_type
 from ...dialects.support.gemm_types import BYTES, FACTORS, PANEL_BYTES
+from ...lowering.mem_to_cpu.attention import DTYPES as ATTENTION_DTYPES
+from ...lowering.mem_to_cpu.attention import GENERATED, flash_call
 from ...lowering.mem_to_cpu.contract import DTYPES
 from ...passes.analysis.symbols import DEFAULT_SIZE
+from ...passes.analysis.weighed_calls import WeighedCall
 from ...passes.nd.quantised.affine_factors import BYTES as BYTE_TYPES
+from .attention.spec import AttentionSpec, WeighedSpec
 from .features import target
 from .gemm.choice import prefer_own_gemm
 from .gemm.spec import GemmSpec, isa_for
 
 
-def expected_products(module: ModuleOp) -> list[str]:
-    """The symbols of the generated products that the `nd.matmul` of a module are likely to become, each once."""
-    found: dict[str, None] = {}
+def expected_functions(module: ModuleOp) -> list[str]:
+    """The symbols of the generated functions that the products, and the calls of attention, of a module of tensors are likely to become,
+    each once."""
     isa = isa_for(target()).name
-    for func in module.body.block.ops:
-        if not isinstance(func, FuncOp):
-            continue
-        for op in func.body.block.ops:
-            if type(op) is not nd.MatmulOp:
-                continue
-            lhs, rhs = op.operands
-            type_a, type_b = tensor_type(lhs), tensor_type(rhs)
-            dtype = DTYPES.get(type_a.element_type)
-            if dtype is None:
-                continue
-            (m, k), n = type_a.dims[-2:], type_b.dims[-1]
-            sizes = [int(e) if e.is_const else DEFAULT_SIZE for e in (m, n, k)]
-            layout = _is_transposed(lhs), _is_transposed(rhs)
-            if sizes[1] == 1 and sizes[0] != 1:  # computed as a row, see `row_major`
-                sizes = [1, sizes[0], sizes[2]]
-                layout = False, not layout[0]
-            narrow = _narrow_type(rhs) if dtype in FACTORS else ""
-            if narrow in FACTORS.get(dtype, ())[1:]:
-                a = _narrow_type(lhs)
-                kind = a if narrow in FACTORS.get(a, ()) else dtype
-                found[GemmSpec(kind, _sums(kind), *layout, isa=isa, b=narrow).shared_symbol] = None
-            elif (panels := _panels(rhs)) and dtype == "f32":
-                found[GemmSpec(dtype, trans_a=layout[0], isa=isa, panels=panels).shared_symbol] = None
-            elif prefer_own_gemm(sizes[0], sizes[1], sizes[2], dtype, *layout):
-                found[GemmSpec(dtype, trans_a=layout[0], trans_b=layout[1], isa=isa).shared_symbol] = None
-    return list(found)
+    ops = [op for func in module.body.block.ops if isinstance(func, FuncOp) for block in func.body.blocks for op in block.ops]
+    found = [_product(op, isa) if type(op) is nd.MatmulOp else _attention(op, isa) for op in ops if type(op) in (nd.MatmulOp, nd.ExternOp)]
+    return list(dict.fromkeys(symbol for symbol in found if symbol))
+
+
+def _product(op: Operation, isa: str) -> str:
+    """The function of a product; "" where it is likely to be a nest, or ATen's."""
+    lhs, rhs = op.operands
+    type_a, type_b = tensor_type(lhs), tensor_type(rhs)
+    dtype = DTYPES.get(type_a.element_type)
+    if dtype is None:
+        return ""
+    (m, k), n = type_a.dims[-2:], type_b.dims[-1]
+    sizes = [int(e) if e.is_const else DEFAULT_SIZE for e in (m, n, k)]
+    layout = _is_transposed(lhs), _is_transposed(rhs)
+    if sizes[1] == 1 and sizes[0] != 1:  # computed as a row, see `row_major`
+        sizes = [1, sizes[0], sizes[2]]
+        layout = False, not layout[0]
+    narrow = _narrow_type(rhs) if dtype in FACTORS else ""
+    if narrow in FACTORS.get(dtype, ())[1:]:
+        a = _narrow_type(lhs)
+        kind = a if narrow in FACTORS.get(a, ()) else dtype
+        return GemmSpec(kind, _sums(kind), *layout, isa=isa, b=narrow).shared_symbol
+    if (panels := _panels(rhs)) and dtype == "f32":
+        return GemmSpec(dtype, trans_a=layout[0], isa=isa, panels=panels).shared_symbol
+    if not prefer_own_gemm(sizes[0], sizes[1], sizes[2], dtype, *layout):
+        return ""
+    return GemmSpec(dtype, trans_a=layout[0], trans_b=layout[1], isa=isa).shared_symbol
+
+
+def _attention(op: Operation, isa: str) -> str:
+    """The function of a call of attention that is generated; "" for another call."""
+    if prop(op, "schedule") != GENERATED:
+        return ""
+    call: Call = prop(op, "call")
+    weighed, flash = WeighedCall.of(call), flash_call(call)
+    if weighed is None and flash is None:
+        return ""
+    dtype = ATTENTION_DTYPES.get(tensor_type(op.operands[0]).element_type)
+    if dtype is None:
+        return ""
+    if weighed is None:
+        return AttentionSpec(dtype, isa).shared_symbol
+    return WeighedSpec(dtype, isa, len(weighed.scales), len(weighed.rows), weighed.softmax).shared_symbol
 
 
 def _sums(dtype: str) -> str:

@@ -10,7 +10,7 @@ from ...dialects.machine import MachineAttr
 from ...passes.manager.pass_manager import Pipeline
 from ...passes.manager.pipelines import TARGETS
 from ..target import Measure, Target
-from .forecast import expected_products
+from .forecast import expected_functions
 from .library import prepare
 
 
@@ -29,9 +29,13 @@ class CpuTarget(Target):
         return MachineAttr.get("cpu", threads=torch.get_num_threads())
 
     def fit(self, pipeline: Pipeline, module: ModuleOp, device: str, measure: Measure) -> None:
-        """Calls are measured where that is asked for; products that the graph will call begin to be made."""
-        prepare(expected_products(module))
+        """Calls are measured where that is asked for."""
         if measure == "always":
             from .select.contract_select import ContractSelect
 
             pipeline.update(lambda one: replace(one, measure=True) if isinstance(one, ContractSelect) else one)
+
+    def staged(self, stage: str, module: ModuleOp) -> None:
+        """Products and attention that the graph will call begin to be made when its algebra is done."""
+        if stage == "nd":
+            prepare(expected_functions(module))

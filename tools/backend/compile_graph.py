@@ -226,17 +226,17 @@ def build(
     module: ModuleOp, device: str, options: Options, debug: DebugFolder | None, pipeline: Pipeline, watch: Watch | None = None
 ) -> tuple[ProgramDescription, bytes, str]:
     """The description and the object of an imported graph of `device`, and the object's name in the cache ("" where it is not kept)."""
-    lower_module(module, options, debug, pipeline, watch)
+    lower_module(module, device, options, debug, pipeline, watch)
     return emit(module, options, debug, device)
 
 
 def lower_module(
-    module: ModuleOp, options: Options, debug: DebugFolder | None, pipeline: Pipeline, watch: Watch | None = None
+    module: ModuleOp, device: str, options: Options, debug: DebugFolder | None, pipeline: Pipeline, watch: Watch | None = None
 ) -> None:
-    """Take an imported graph through a pipeline, see `build`; nothing is emitted."""
+    """Take an imported graph of `device` through a pipeline, see `build`; nothing is emitted."""
     if debug:
         debug.level("import", module, pipeline)
-    clock = [perf_counter()]
+    clock, target = [perf_counter()], target_of(device)
 
     def after_stage(stage: str, op: ModuleOp) -> None:
         now = perf_counter()
@@ -246,6 +246,7 @@ def lower_module(
         trace(f"{stage or 'passes'}_ir", lambda: print_ir(op, debuginfo=False))
         if stage == "mem":
             count_traffic(op)
+        target.staged(stage, op)
         if watch:
             watch.stage(stage, op)
         clock[0] = perf_counter()

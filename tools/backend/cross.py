@@ -56,7 +56,7 @@ def _described(
     module: ModuleOp, device: str, options: Options, debug: DebugFolder | None, pipeline: Pipeline, watch: Watch | None = None
 ) -> tuple[ProgramDescription, bytes, str]:
     """What compile_graph.build does, without code: it is never run."""
-    lower_module(module, options, debug, pipeline, watch)
+    lower_module(module, device, options, debug, pipeline, watch)
     program = host.program_of(module)
     return ProgramDescription(program.sym_name.data, len(program.body.block.args), native=False, python="", device=device), b"", ""
 

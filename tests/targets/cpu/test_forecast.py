@@ -4,12 +4,13 @@ import os
 import re
 
 import pytest
+import torch
 from xdsl.context import Context
 from xdsl.parser import Parser
 
 from stepwell.dialects import load_dialects
 from stepwell.targets.cpu import library
-from stepwell.targets.cpu.forecast import expected_products
+from stepwell.targets.cpu.forecast import expected_functions
 
 SYMBOL = "stepwell_gemm_f32_nt_generic_shared"
 
@@ -20,7 +21,7 @@ def kinds(body, *arguments, name="_f32_([nt]{2})_"):
     text = f"func.func @forward({names}) {{\n{body}\nfunc.return }}"
     ctx = Context()
     load_dialects(ctx)
-    return [re.findall(name, s)[0] for s in expected_products(Parser(ctx, text).parse_module())]
+    return [re.findall(name, s)[0] for s in expected_functions(Parser(ctx, text).parse_module())]
 
 
 T = "!nd.tensor<16 x 16 x f32>"
@@ -51,6 +52,29 @@ def test_a_matrix_times_a_vector_is_computed_as_a_row():
 def test_integers_are_not_expected():
     t = "!nd.tensor<16 x 16 x i64>"
     assert kinds(f"%c = nd.matmul %a0, %a1 : ({t}, {t}) -> {t}", "16 x 16 x i64", "16 x 16 x i64") == []
+
+
+def called(monkeypatch, function, *args):
+    """The functions that are expected of a compiled function, and those that its program calls."""
+    expected, used = [], []
+    monkeypatch.setattr("stepwell.targets.cpu.target.prepare", expected.extend)
+    original = library.library_symbols
+    monkeypatch.setattr("stepwell.targets.cpu.jit.library_symbols", lambda names: used.extend(found := original(names)) or found)
+    with torch.no_grad():
+        torch.compile(function, backend="stepwell", fullgraph=True, options={"cache": "off"})(*args)
+    return set(expected), set(used)
+
+
+def spelled_out(q, k, v):
+    scores = (q @ k.transpose(-2, -1)).masked_fill(torch.ones(64, 64, dtype=torch.bool).triu(1), float("-inf"))
+    return scores.softmax(-1) @ v
+
+
+@pytest.mark.parametrize("function", [spelled_out, torch.nn.functional.scaled_dot_product_attention])
+def test_attention_is_expected_and_its_products_are_not(function, monkeypatch):
+    """They are made in a thread while the graph is lowered, and nothing is that is not called."""
+    expected, used = called(monkeypatch, function, *(torch.randn(2, 4, 64, 32) for _ in range(3)))
+    assert expected == used and len(used) == 1
 
 
 @pytest.fixture
