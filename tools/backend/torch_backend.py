@@ -18,6 +18,7 @@ from ..cache.aot_cache import find_record
 from ..cache.graph_cache import find_slot, graph_path
 from ..compiled.compiled import CompiledGraph, Runner, is_empty, passthrough, rare_garbage_collection
 from ..compiled.counters import count, phase
+from ..compiled.plain_call import is_plain, plain_call
 from ..debug.compile_log import changed, compilation, compile_lock, log, next_number
 from ..debug.trace import trace
 from ..options.options import OptionError, Options, make_options
@@ -156,6 +157,8 @@ def _traced_and_compiled(compilers: GraphCompilers, gm: torch.nn.Module, example
     with functorch_config.patch(unlift_effect_tokens=True), rare_garbage_collection(), traceable_lstms(graph):
         run = backend(graph, list(example_inputs))
     compilers.weights = None
+    if (program := compilers.plain_program(example_inputs)) is not None:
+        run = plain_call(lambda: program, run)
     if quantised is not None:
         return lambda *args: quantised(run(*args))
     return run if rebuild is None else lambda *args: rebuild(run(*args))
@@ -225,6 +228,7 @@ class GraphCompilers:
         self.weights: Weights | None = None
         """What may become constants of an inference graph, while one is compiled."""
         self.caches = watch is None and not (options.launch_graphs and _captures_launches())
+        self._inference: Callable[..., Any] | None = None
         self.record: TraceRecord | None = None
         """Where what AOTAutograd makes of the graph is kept."""
         self.recorded: LaunchGraphs | None = None
@@ -260,7 +264,18 @@ class GraphCompilers:
         return self._compile(gm, example_inputs, "backward")
 
     def inference(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return self._compile(gm, example_inputs, "inference")
+        program = self._inference = self._compile(gm, example_inputs, "inference")
+        return program
+
+    def plain_program(self, example_inputs: Sequence[Any]) -> Callable[..., Any] | None:
+        """The program of an inference graph that needs nothing of AOTAutograd's wrapper, once it is compiled."""
+        from torch._guards import TracingContext
+
+        tracing = TracingContext.try_get()
+        metadata = tracing.fw_metadata if tracing is not None else None
+        if metadata is None or len(metadata.input_info) != len(example_inputs) or torch._C._is_any_autocast_enabled():
+            return None
+        return self._inference if is_plain(metadata) else None
 
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any], kind: str) -> Callable[..., Any]:
         if kind == "inference":  # with forward and backward in it, where the program itself asks for gradients

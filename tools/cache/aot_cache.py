@@ -29,6 +29,7 @@ from torch.fx import GraphModule
 from ...targets.cpu.cache import cache_folder, discard, forget, object_path, read, write
 from ..compiled.compiled import CompiledGraph, Passthrough, Runner, Trace
 from ..compiled.counters import count
+from ..compiled.plain_call import is_plain, plain_call, unusual
 from ..options.field import Effect
 from ..options.options import Options, with_effect
 from .aot_key import trace_key
@@ -222,18 +223,10 @@ class TraceRecord:
 
 def runtime_metadata(metadata: Any) -> Any:
     """A copy of AOTAutograd's metadata with what is needed when the graph runs. Raises Uncacheable for what is not handled here."""
-    from torch._functorch._aot_autograd.schemas import PlainTensorMeta
-
     if metadata is None:
         raise Uncacheable("AOTAutograd has left no metadata")
-    for name in ("tokens", "num_backward_tokens", "num_graphsafe_rng_states", "is_rng_op_functionalized", "act_input_indices"):
-        if getattr(metadata, name, None):
-            raise Uncacheable(f"the graph has {name}")
-    if getattr(metadata, "num_opaque_objects_saved_for_bw", None) or any(getattr(metadata, "mutated_inp_stream_indices", None) or ()):
-        raise Uncacheable("the graph saves objects or uses streams")
-    parts = (metadata.subclass_inp_meta, metadata.subclass_fw_graph_out_meta, metadata.subclass_tangent_meta)
-    if not all(isinstance(part, (int, PlainTensorMeta)) for each in parts for part in each):
-        raise Uncacheable("there are subclasses of tensors")
+    if reason := unusual(metadata):
+        raise Uncacheable(reason)
     result = copy.copy(metadata)
     result.output_info = list(result.output_info)
     if result.traced_tangent_metas is None:
@@ -265,13 +258,13 @@ class Linked:
         self._kind = kind
         self._traces = traces
         self._instead = instead
-        self._runner: Boxed | None = None
+        self.runner: Boxed | None = None
 
     def _link(self) -> Boxed:
         with _lock:
-            if self._runner is None:
-                self._runner = self._linked()
-            return self._runner
+            if self.runner is None:
+                self.runner = self._linked()
+            return self.runner
 
     def _linked(self) -> Boxed:
         try:
@@ -285,7 +278,7 @@ class Linked:
         return runner
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        return (self._runner or self._link())(args)
+        return (self.runner or self._link())(args)
 
 
 class Backward:
@@ -324,6 +317,8 @@ def restore(found: TracedGraph, programs: Sequence[Any], backward_graph: Callabl
     if len(programs) == 1:
         wrapper = wrappers.RuntimeWrapper(indices_of_inps_to_detach=[], trace_joint=False, disable_amp=disable_amp)
         boxed = wrapper.post_compile(programs[0], config, runtime_metadata=found.metadata)
+        if is_plain(found.metadata) and not disable_amp:
+            return plain_call(lambda: getattr(programs[0], "runner", None) or programs[0], lambda *args: boxed(list(args)))
     else:
         backward = torch._dynamo.disable(Backward(programs[1], found.donated), reason="do not trace generated backwards pass")
         given: dict[str, Any] = dict(

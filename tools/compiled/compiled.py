@@ -73,6 +73,7 @@ class Runner:
         self.program = program
         self.graph = replace(graph, code=b"")
         self.inputs = graph.inputs
+        self._count = len(graph.inputs)
         self.outputs = graph.outputs
         self.constants = graph.constants
         plain = [o.kind == "result" and o.value == k and o.base is None for k, o in enumerate(self.outputs)]
@@ -114,27 +115,29 @@ class Runner:
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         if self._other is not None:
             return self._other(args)
-        values: dict[str, int] = {name: args[k] for name, k in self._symbols.items()}  # the ragged size of a jagged tensor is no int
-        if len(self.inputs) != len(args):
-            if len(args) <= max(self.inputs, default=-1):
-                raise TypeError(f"the {self.kind or 'compiled'} graph takes {max(self.inputs) + 1} inputs or more, {len(args)} are given")
-            chosen = [args[k] for k in self.inputs]
-            args.clear()
-            args = chosen
+        values = {name: args[k] for name, k in self._symbols.items()} if self._symbols else {}  # a jagged tensor's ragged size is no int
+        if len(args) != self._count:
+            args = self._chosen(args)
         try:
-            if _profiler_enabled():
-                launches = getattr(self.program, "recorder", None) or nullcontext()
-                with torch.profiler.record_function(f"## Call stepwell {self.kind} graph ##"), launches:
-                    results = self.program(args)
-            else:
-                results = self.program(args)
+            results = self._profiled(args) if _profiler_enabled() else self.program(args)
         except Exception as error:
-            of_index = isinstance(error, IndexError) or str(error).partition(":")[0] in INDEXING
-            self._note_lines(error, "index" if of_index else "refused")
+            self._explain(error)
             raise
-        if self._plain:
-            return results
-        return [_output(o, results, values) for o in self.outputs]
+        return results if self._plain else [_output(o, results, values) for o in self.outputs]
+
+    def _profiled(self, args: list[Any]) -> list[Any]:
+        """A call that a profiler sees."""
+        launches = getattr(self.program, "recorder", None) or nullcontext()
+        with torch.profiler.record_function(f"## Call stepwell {self.kind} graph ##"), launches:
+            return self.program(args)
+
+    def _chosen(self, args: list[Any]) -> list[Any]:
+        """Those of the inputs that the program takes; the list is emptied."""
+        if len(args) <= max(self.inputs, default=-1):
+            raise TypeError(f"the {self.kind or 'compiled'} graph takes {max(self.inputs) + 1} inputs or more, {len(args)} are given")
+        chosen = [args[k] for k in self.inputs]
+        args.clear()
+        return chosen
 
     def know_lines(self, gm: GraphModule, kind: str) -> None:
         """Remember which lines of the user's program index by values, or make calls that eager refuses, for messages."""
@@ -145,6 +148,11 @@ class Runner:
             every = list(gm.graph.nodes)
             found = [every[k] for k, target in self.graph.refused if k < len(every) and str(every[k].target) == target]
             self.traces += [("refused", n.name, n.meta["stack_trace"]) for n in found if n.meta.get("stack_trace")]
+
+    def _explain(self, error: Exception) -> None:
+        """Say which of the user's lines a failure of the program may come from."""
+        of_index = isinstance(error, IndexError) or str(error).partition(":")[0] in INDEXING
+        self._note_lines(error, "index" if of_index else "refused")
 
     def _note_lines(self, error: Exception, wanted: str) -> None:
         traces = [(name, trace) for why, name, trace in self.traces if why == wanted]
