@@ -27,7 +27,7 @@ import torch._dynamo.config
 from llvmlite import binding as llvm
 from torch.utils import _pytree as pytree
 
-from ..explain.page import svg_text as svg
+from . import svg_text as svg
 from .tables import load_table, select
 
 COLOURS = (svg.GREY, svg.ORANGE, svg.BLUE)

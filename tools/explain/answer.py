@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...passes.cost.machine import Machine
 from .advice import advise
-from .blocks import Block, Heading, Table, Text, duration, lines_of, plural, size, step_id, title_of
+from .blocks import Block, Heading, Table, Text, duration, lines_of, plural, size, title_of
 from .model import Eager, Graph, Step
 
 MAX_STEPS = 10
@@ -40,7 +40,7 @@ def answer(graphs: Sequence[Graph], machine: Machine, name: str, eager: Sequence
     blocks += _left(eager)
     refused = [(w.text, w.reason) for g in graphs for w in g.directives if not w.granted]
     if refused:
-        blocks += [Heading(2, "Directives refused", "refused"), Table(("directive", "reason"), tuple(refused))]
+        blocks += [Heading(2, "Directives refused"), Table(("directive", "reason"), tuple(refused))]
     return blocks + _advice(graphs, machine)
 
 
@@ -77,10 +77,9 @@ def _slowest(graphs: Sequence[Graph]) -> list[Block]:
         )
         for k, s in chosen
     )
-    links = tuple({0: step_id(k, s.number)} for k, s in chosen)
-    table = Table(("step", "what", "predicted", "share", "spent on", "source"), rows, frozenset((2, 3)), links=links)
+    table = Table(("step", "what", "predicted", "share", "spent on", "source"), rows, frozenset((2, 3)))
     title = "Slowest steps" if len(steps) > MAX_STEPS else "Steps, the slowest first"
-    return [Heading(2, title, "slowest"), table, *_rest(len(steps), MAX_STEPS, "step")]
+    return [Heading(2, title), table, *_rest(len(steps), MAX_STEPS, "step")]
 
 
 def _share(part: float, total: float) -> str:
@@ -106,7 +105,7 @@ def _missed(graphs: Sequence[Graph]) -> list[Block]:
         return []
     rows = tuple((p.first, p.second, size(p.bytes), p.reason) for p in missed[:MAX_PAIRS])
     table = Table(("nest", "with", "would save", "why not"), rows, frozenset((2,)))
-    return [Heading(2, "Not fused", "not-fused"), table, *_rest(len(missed), MAX_PAIRS, "pair")]
+    return [Heading(2, "Not fused"), table, *_rest(len(missed), MAX_PAIRS, "pair")]
 
 
 def _rest(count: int, shown: int, word: str) -> list[Block]:
@@ -122,7 +121,7 @@ def _left(eager: Sequence[Eager]) -> list[Block]:
         where = f"{lines_of([part.place])} " if part.place.line else ""
         lines.append(f"{where}({part.what} runs in eager): {part.why}")
         lines += [f"  hint: {hint}" for hint in part.hints]
-    return [Heading(2, "Graph breaks: left to eager by Dynamo", "breaks"), Text(tuple(lines))]
+    return [Heading(2, "Graph breaks: left to eager by Dynamo"), Text(tuple(lines))]
 
 
 def _advice(graphs: Sequence[Graph], machine: Machine) -> list[Block]:
@@ -130,4 +129,4 @@ def _advice(graphs: Sequence[Graph], machine: Machine) -> list[Block]:
     if not found:
         return []
     lines = [f"- {advice.text}" for advice in found[:MAX_ADVICE]]
-    return [Heading(2, "Advice", "advice"), Text(tuple(lines))]
+    return [Heading(2, "Advice"), Text(tuple(lines))]

@@ -1,9 +1,10 @@
-"""What a report of `explain` is made of: headings, texts, tables, pictures, code; and how numbers are written for people."""
+"""What a report of `explain` is made of: headings, texts, tables, pictures; and how numbers are written for people."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from ...passes.cost.machine import Gpu, Machine
 from .model import Place
@@ -11,11 +12,10 @@ from .model import Place
 
 @dataclass(frozen=True)
 class Heading:
-    """A title; level 1 is the whole report, 2 a graph, 3 a part. `id` is what links go to."""
+    """A title; level 1 is the whole report, 2 a graph, 3 a part."""
 
     level: int
     text: str
-    id: str = ""
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,11 @@ class Text:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under headers; `numbers` are the columns to be set flush right.
-
-    On the page row k has the id `ids[k]`, and its cells link to `links[k]` (column -> id)."""
+    """Rows under headers; `numbers` are the columns to be set flush right. A cell of `#` alone is a bar."""
 
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     numbers: frozenset[int] = frozenset()
-    ids: tuple[str, ...] = ()
-    links: tuple[Mapping[int, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,16 +42,22 @@ class Picture:
     graph: int
 
 
-@dataclass(frozen=True)
-class Code:
-    """A long text under a title, folded away, for the page only. `marks`: number of a line -> (its id, the id that it links to)."""
-
-    title: str
-    text: str
-    marks: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+Block = Heading | Text | Table | Picture
 
 
-Block = Heading | Text | Table | Picture | Code
+def as_data(blocks: Sequence[Block]) -> list[dict[str, Any]]:
+    """The blocks as JSON: `heading` (the level) and `text`; `lines`; `headers`, `rows` and `numbers`; `picture` and `graph`."""
+    return [_data(block) for block in blocks]
+
+
+def _data(block: Block) -> dict[str, Any]:
+    if isinstance(block, Heading):
+        return {"heading": block.level, "text": block.text}
+    if isinstance(block, Text):
+        return {"lines": list(block.lines)}
+    if isinstance(block, Picture):
+        return {"picture": block.name, "graph": block.graph}
+    return {"headers": list(block.headers), "rows": [list(row) for row in block.rows], "numbers": sorted(block.numbers)}
 
 
 def size(n: float) -> str:
@@ -92,21 +94,6 @@ def lines_of(places: Sequence[Place]) -> str:
 def plural(n: int, word: str) -> str:
     """`1 step`, `2 steps`."""
     return f"{n} {word}{'' if n == 1 else 's'}"
-
-
-def step_id(graph: int, step: int) -> str:
-    """The id of a step in the table of what runs; `graph` counts from 0."""
-    return f"g{graph + 1}-step{step}"
-
-
-def box_id(graph: int, step: int) -> str:
-    """The id of a step in the picture of what runs."""
-    return f"g{graph + 1}-box{step}"
-
-
-def code_id(graph: int, step: int) -> str:
-    """The id of a step's line in the IR at the memory level."""
-    return f"g{graph + 1}-ir{step}"
 
 
 def title_of(machine: Machine) -> str:

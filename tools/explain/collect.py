@@ -5,7 +5,6 @@ Everything is turned into plain data (model.py) at once, since the passes that f
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 from types import BuiltinFunctionType
@@ -99,7 +98,6 @@ class Collector:
             graph.gone = [name for name in graph.operators if name in self._imported and name not in left]
         if stage == "mem":
             self._memory(graph, func, module)
-            _mark_steps(graph.levels[-1], func.sym_name.data, len(graph.steps))
 
     def record(self, kind: str, what: object) -> None:
         """A pass decided something."""
@@ -205,20 +203,6 @@ def _written(op: Operation, hints: dict[str, int]) -> Iterable[SSAValue]:
     if isinstance(op, mem.ExternOp):
         return [*op.outputs, *(op.operands[k] for name in ("out", "mutates") for k in prop(op, name) or ())]
     return op.outs
-
-
-_STEP = re.compile(r"    (%[^=]*= )?\"?(loop\.nest|loop\.contract|loop\.batch|mem\.extern)\b")
-"""The first line of a step in the text of a module."""
-
-
-def _mark_steps(level: model.Level, function: str, steps: int) -> None:
-    """Note at which lines of a level's text the steps of the function begin; nothing where they cannot be told apart."""
-    lines = level.text.splitlines()
-    begin = next((k for k, line in enumerate(lines) if line.startswith(f"  func.func @{function}(")), len(lines))
-    end = next((k for k in range(begin, len(lines)) if lines[k] == "  }"), len(lines))
-    found = [k for k in range(begin, end) if _STEP.match(lines[k])]
-    if len(found) == steps:
-        level.lines = dict(enumerate(found))
 
 
 def _known(e: Any, hints: dict[str, int]) -> dict[Any, int]:

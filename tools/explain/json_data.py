@@ -30,5 +30,5 @@ def as_json(graphs: Sequence[Graph], machine: Machine, name: str, eager: Sequenc
 def _graph(graph: Graph) -> dict[str, Any]:
     data = asdict(graph)
     for level in data["levels"]:
-        del level["text"], level["lines"]
+        del level["text"]
     return data

@@ -1,4 +1,4 @@
-"""`stepwell.explain`: what the compiler made of a function, why, and what that costs; in the terminal and as a page of HTML.
+"""`stepwell.explain`: what the compiler made of a function, why, and what that costs; in the terminal and on the explorer's page.
 
 stepwell.explain(fn, *args)
 stepwell explain file.py:function --args "torch.randn(3, 4)" --full
@@ -15,18 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...dialects.machine import MachineAttr, set_machine
-from ...errors import FileError, StepwellError
+from ...errors import StepwellError
 from ...passes.cost.machine import Gpu, Machine, machine_of
 from ...passes.cost.machine.cpu import Cpu
 from .answer import answer
 from .arguments import add_directives, add_target, directives
-from .blocks import Block, Heading
+from .blocks import Block, Heading, as_data
 from .collect import Collector
 from .dynamo import watched
 from .errors import ExplainError
 from .json_data import as_json
 from .model import Directive, Eager, Graph
-from .page.html import page
 from .report import details, machine_line, walked
 from .screen import show
 
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 @dataclass
 class Explanation:
     """What `explain` found: `graphs` and `eager` as data (model.py), `str()` as the short answer, `full()` and `walk()` as text,
-    `html()` as a page with everything, `json()` as data for other programs."""
+    `json()` as data for other programs."""
 
     graphs: list[Graph]
     machine: Machine
@@ -56,9 +55,9 @@ class Explanation:
         if full and self.graphs:
             found.insert(2, machine_line(self.machine))
         for k, graph in enumerate(self.graphs if full or walk else ()):
-            found.append(Heading(2, graph.title, f"g{k + 1}"))
+            found.append(Heading(2, graph.title))
             found += details(k, graph, self.machine) if full else []
-            found += walked(k, graph) if walk else []
+            found += walked(graph) if walk else []
         return found
 
     def full(self) -> str:
@@ -77,16 +76,9 @@ class Explanation:
         """The data of `graphs` and `eager` as JSON, with the advice; the IR is left out."""
         return as_json(self.graphs, self.machine, self.name, self.eager)
 
-    def html(self) -> str:
-        """One page with everything in it: tables, pictures (SVG) and the IR of every level."""
-        return page(self.blocks(full=True, walk=True), self.graphs, self.machine, self.name)
-
-    def write_html(self, path: str | Path) -> None:
-        """Write the page to a file. Raises FileError for a file that cannot be written."""
-        try:
-            Path(path).write_text(self.html(), encoding="utf-8")
-        except OSError as error:
-            raise FileError(f"cannot write '{path}': {error.strerror}") from error
+    def data(self) -> list[dict[str, Any]]:
+        """The whole report as data, see blocks.as_data."""
+        return as_data(self.blocks(full=True, walk=True))
 
 
 def explain(
@@ -105,7 +97,8 @@ def explain(
     decided and why.
 
     `fn` (a function or module) is run once. Where a result needs gradients, the backward graph is compiled too, without
-    adding to anything's `.grad`. The short answer is printed unless `quiet`, and everything is written to the file `html` as one page.
+    adding to anything's `.grad`. The short answer is printed unless `quiet`, and everything is written to the file `html`: the page of
+    stepwell.explore, its report first.
     `machine` takes the place of a measurement of the processor, or of what is known of the GPU that the graphs are for. With `measure` each
     kernel also runs by itself, and its time and bandwidth are told. `collector` takes the place of one made from `machine` and
     `measure`. `target` (`sm_90`, `gfx942`) names a GPU, which need not be there: graphs are compiled for it, and ATen computes
@@ -118,7 +111,7 @@ def explain(
 
     if not callable(fn):
         raise ExplainError(f"explain takes a function or module and its arguments, not {fn!r}")
-    collector = collector or Collector(machine or measured_machine(), measure, fixed=machine is not None)
+    collector = collector or _collector(machine, measure, html)
     chosen = make_options(None, options)
     compilers, tracing = GraphCompilers(chosen, collector), nullcontext()
     if target is not None:
@@ -138,7 +131,8 @@ def explain(
     _backward(result)
     _unknown(collector.graphs, chosen, compilers.matched)
     name = getattr(fn, "__name__", type(fn).__name__)
-    return _finish(Explanation(collector.graphs, collector.machine, name, eager), html, quiet)
+    found = Explanation(collector.graphs, collector.machine, name, eager)
+    return _finish(found, collector, call_of(options, measure, target), html, quiet)
 
 
 def measured_machine() -> Cpu:
@@ -150,11 +144,30 @@ def measured_machine() -> Cpu:
     return host_machine(torch.get_num_threads())
 
 
-def _finish(found: Explanation, html: str | Path | None, quiet: bool) -> Explanation:
+def _collector(machine: Machine | None, measure: bool, html: str | Path | None) -> Collector:
+    """What collects the data of a report, and for a page all that it shows."""
+    kind = Collector
+    if html is not None:
+        from ..explore.watch import Watcher
+
+        kind = Watcher
+    return kind(machine or measured_machine(), measure, fixed=machine is not None)
+
+
+def call_of(options: Mapping[str, Any] | None, measure: bool, gpu: str | None) -> dict[str, Any]:
+    """What was asked for, as the explorer's document has it."""
+    return {"options": dict(options or {}), "measure": measure, **({"gpu": gpu} if gpu else {})}
+
+
+def _finish(found: Explanation, collector: Collector, call: dict[str, Any], html: str | Path | None, quiet: bool) -> Explanation:
     if not quiet:
         found.print()
     if html is not None:
-        found.write_html(html)
+        from ..explore.main import exploration
+        from ..explore.watch import Watcher
+
+        assert isinstance(collector, Watcher), "it was made for a page"
+        exploration(collector, found, call).write_html(html, view="report")
     return found
 
 
@@ -233,7 +246,7 @@ def explain_module(
     plan_each_layer(pipeline)
     apply_fusion_directives(pipeline, module, chosen, (), matched, True)
     apply_loop_directives(pipeline, module, chosen, (), matched, True)
-    collector = collector or Collector(machine or measured_machine(), measure, fixed=machine is not None)
+    collector = collector or _collector(machine, measure, html)
     collector.graph(level, None, module)
     if level == "mem":
         collector.stage("mem", module)
@@ -243,7 +256,7 @@ def explain_module(
     )  # fmt: skip
     run(pipeline, module, context(), watching)
     _unknown(collector.graphs, chosen, matched)
-    return _finish(Explanation(collector.graphs, collector.machine, name), html, quiet)
+    return _finish(Explanation(collector.graphs, collector.machine, name), collector, call_of(options, measure, target), html, quiet)
 
 
 def explain_file(path: str, **settings: Any) -> Explanation:
@@ -349,7 +362,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--full", action="store_true", help="everything known of each graph, behind the short answer")
     parser.add_argument("--walk", action="store_true", help="what a scheduler does when initialised, and what is decided here at each step")
     parser.add_argument("--json", action="store_true", help="print the data as JSON instead")
-    parser.add_argument("--html", metavar="FILE", help="write a page of HTML with everything too")
+    parser.add_argument("--html", metavar="FILE", help="write everything as a page that opens without a server too")
     add_directives(parser)
     add_target(parser)
     parser.add_argument("--measure", action="store_true", help="run each kernel by itself too, and tell its time and bandwidth")
@@ -357,7 +370,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.example == (given.target is not None):
         parser.error("give a target or --example")
     try:
-        settings = {"options": directives(given), "measure": given.measure, "target": given.gpu, "quiet": True}
+        settings = {"options": directives(given), "measure": given.measure, "target": given.gpu, "html": given.html, "quiet": True}
         if given.target is not None and given.target.endswith(".mlir"):
             found = explain_file(given.target, **settings)
         else:
@@ -367,8 +380,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(found.json())
         else:
             found.print(full=given.full, walk=given.walk or given.example)
-        if given.html is not None:
-            found.write_html(given.html)
         return 0
     except StepwellError as error:
         print(f"error: {error}", file=sys.stderr)

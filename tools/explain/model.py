@@ -160,12 +160,11 @@ class Buffer:
 
 @dataclass
 class Level:
-    """The IR after a stage: how many ops of each kind, its text, and (at the memory level) the line from 0 at which each step begins."""
+    """The IR after a stage: how many ops of each kind, and its text."""
 
     name: str
     counts: dict[str, int]
     text: str
-    lines: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass

@@ -1,12 +1,13 @@
-"""The report of `explain` as blocks (headings, texts, tables, pictures), which the terminal and the HTML page show in their own ways."""
+"""The report of `explain` as blocks (headings, texts, tables, pictures), which the terminal and the explorer's page show their own ways."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ...passes.cost.machine import Gpu, Machine
-from .blocks import Block, Code, Heading, Picture, Table, Text, box_id, code_id, duration, lines_of, number, plural, size, step_id, title_of
-from .model import Graph, Level, NestPair, Operator, Step, TensorUse
+from .blocks import Block, Heading, Picture, Table, Text, duration, lines_of, number, plural, size, title_of
+from .model import Graph, NestPair, Operator, Step, TensorUse
 from .walk import listed, walk
 
 ALIKE = 4
@@ -21,10 +22,10 @@ def details(k: int, graph: Graph, machine: Machine) -> list[Block]:
     return [_known_columns(block) if isinstance(block, Table) else block for block in _graph(k, graph, machine)]
 
 
-def walked(k: int, graph: Graph) -> list[Block]:
-    """What a scheduler does when it is initialised, and what was decided at each step for graph `k`."""
+def walked(graph: Graph) -> list[Block]:
+    """What a scheduler does when it is initialised, and what was decided at each step for a graph."""
     texts = [Text((title, *(f"  {line}" for line in lines))) for title, lines in walk(graph)]
-    return [Heading(3, "Step by step", f"g{k + 1}-walk"), *texts]
+    return [Heading(3, "Step by step"), *texts]
 
 
 def machine_line(machine: Machine) -> Text:
@@ -51,28 +52,20 @@ def _without(row: tuple[str, ...], at: int) -> tuple[str, ...]:
 
 
 def _graph(k: int, graph: Graph, machine: Machine) -> list[Block]:
-    def heading(text: str) -> Heading:
-        return Heading(3, text, f"g{k + 1}-{text.lower().replace(' ', '-')}")
-
+    heading = partial(Heading, 3)
     blocks: list[Block] = []
     if graph.steps:
-        blocks += [heading("What runs"), _steps(k, graph, machine), _totals(graph), Picture("nests", k), Picture("roofline", k)]
-    blocks += [heading("Operators"), _operators(k, graph)]
+        blocks += [heading("What runs"), _steps(graph, machine), _totals(graph), Picture("nests", k), Picture("roofline", k)]
+    blocks += [heading("Operators"), _operators(graph)]
     blocks += _fusion(graph, heading)
     if graph.steps:
-        blocks += [heading("Memory over time"), *_memory(k, graph), Picture("memory", k)]
+        blocks += [heading("Memory over time"), *_memory(graph), Picture("memory", k)]
     if graph.remarks:
         blocks += [heading("Remarks"), Text(tuple(graph.remarks))]
-    blocks += [heading("Levels"), _levels(graph)]
-    blocks += [Code(f"IR after {level.name}", level.text, _marks(k, level)) for level in graph.levels]
-    return blocks
+    return [*blocks, heading("Levels"), _levels(graph)]
 
 
-def _marks(k: int, level: Level) -> dict[int, tuple[str, str]]:
-    return {line: (code_id(k, step), step_id(k, step)) for step, line in level.lines.items()}
-
-
-def _operators(k: int, graph: Graph) -> Block:
+def _operators(graph: Graph) -> Block:
     at: dict[str, list[str]] = {}
     for step in graph.steps:
         for name in step.operators:
@@ -92,12 +85,10 @@ def _operators(k: int, graph: Graph) -> Block:
     for op in graph.operators.values():
         alike.setdefault((op.call, where(op), lines_of([op.place])), []).append(op.name)
     rows: list[tuple[str, ...]] = []
-    links: list[dict[int, str]] = []
     for rest, names in alike.items():
         shown = names if len(names) <= ALIKE else [f"{names[0]}, {names[1]}, ... {names[-1]} ({len(names)})"]
         rows += [(name, *rest) for name in shown]
-        links += [{2: step_id(k, int(at[names[0]][0]))} if names[0] in at else {}] * len(shown)
-    return Table(("operator", "calls", "runs in", "source"), tuple(rows), links=tuple(links))
+    return Table(("operator", "calls", "runs in", "source"), tuple(rows))
 
 
 def _uses(uses: Sequence[TensorUse]) -> str:
@@ -116,7 +107,7 @@ def _levels_of(step: Step) -> str:
     return ", ".join(shown) or "all in the first cache"
 
 
-def _steps(k: int, graph: Graph, machine: Machine) -> Block:
+def _steps(graph: Graph, machine: Machine) -> Block:
     rows = []
     measured = any(step.measured_us for step in graph.steps)
     for step in graph.steps:
@@ -142,9 +133,8 @@ def _steps(k: int, graph: Graph, machine: Machine) -> Block:
         "step", "what", "operators", "source", "reads", "writes", "flops", "ops", "roofline", "fetched from", "schedule", "predicted",
         "spent on", *(("measured", "bandwidth") if measured else ()),
     )  # fmt: skip
-    ids = tuple(step_id(k, s.number) for s in graph.steps)
-    links = tuple({0: box_id(k, s.number), 1: code_id(k, s.number)} for s in graph.steps)
-    return Table(headers, tuple(rows), frozenset((6, 7, 11, 13, 14)), ids, links)
+    numbers = ("flops", "ops", "predicted", "measured", "bandwidth")
+    return Table(headers, tuple(rows), frozenset(k for k, head in enumerate(headers) if head in numbers))
 
 
 def _measured(step: Step) -> tuple[str, str]:
@@ -187,7 +177,7 @@ def _fusion(graph: Graph, heading: Callable[[str], Heading]) -> list[Block]:
     return blocks
 
 
-def _memory(k: int, graph: Graph) -> list[Block]:
+def _memory(graph: Graph) -> list[Block]:
     peak, most = graph.peak
     rows = []
     for step in graph.steps:
@@ -205,8 +195,7 @@ def _memory(k: int, graph: Graph) -> list[Block]:
         f"The arena is one block of {size(graph.arena)}; arguments ({size(arguments)}) are not counted.",
     )
     headers = ("step", "label", "arena alive", "all alive", "", "free afterwards")
-    links = tuple({0: step_id(k, s.number)} for s in graph.steps)
-    return [Table(headers, tuple(rows), frozenset((2, 3)), links=links), Text(text)]
+    return [Table(headers, tuple(rows), frozenset((2, 3))), Text(text)]
 
 
 def _levels(graph: Graph) -> Block:

@@ -34,7 +34,7 @@ def _cut(block: Block) -> Block:
     """The block with a line instead of the rows that are too many for a terminal."""
     if not isinstance(block, Table) or len(block.rows) <= MAX_ROWS:
         return block
-    more = f"... and {len(block.rows) - MAX_ROWS} more (all are in the page of HTML and in Explanation.graphs)"
+    more = f"... and {len(block.rows) - MAX_ROWS} more (all are on the page and in Explanation.graphs)"
     return Table(block.headers, (*block.rows[:MAX_ROWS], (more, *("" for _ in block.headers[1:]))), block.numbers)
 
 

@@ -20,6 +20,7 @@ from .watch import Watcher
 
 if TYPE_CHECKING:
     from ...passes.cost.machine import Machine
+    from ..explain.main import Explanation
 
 
 @dataclass
@@ -32,19 +33,19 @@ class Exploration:
         """The document as text."""
         return json.dumps(self.data, separators=(",", ":"), allow_nan=False, default=str)
 
-    def html(self) -> str:
-        """The document as one page, which opens without a server or network."""
+    def html(self, view: str = "levels") -> str:
+        """The document as one page, which opens without a server or network, at a view: levels, passes, plan, time or report."""
         from .page.html import page
 
-        return page(self.json(), self.data["name"])
+        return page(self.json(), self.data["name"], view=view)
 
     def write_json(self, path: str | Path) -> None:
         """Write the document. Raises FileError for a file that cannot be written."""
         _write(path, self.json())
 
-    def write_html(self, path: str | Path) -> None:
-        """Write the page. Raises FileError for a file that cannot be written."""
-        _write(path, self.html())
+    def write_html(self, path: str | Path, view: str = "levels") -> None:
+        """Write the page, see `html`. Raises FileError for a file that cannot be written."""
+        _write(path, self.html(view))
 
     def about(self, name: str) -> list[dict[str, Any]]:
         """What is known of a value (name of the FX node, or `file.py:12`), see answers.py."""
@@ -77,7 +78,7 @@ def explore(
     what stepwell.explain raises, errors of ours as they are."""
     from torch._dynamo.exc import BackendCompilerFailed
 
-    from ..explain.main import explain, measured_machine
+    from ..explain.main import call_of, explain, measured_machine
 
     watcher = Watcher(machine or measured_machine(), measure, fixed=machine is not None)
     try:
@@ -86,7 +87,7 @@ def explore(
         if isinstance(error.inner_exception, StepwellError):
             raise error.inner_exception from error
         raise
-    return Exploration(document(watcher, found.name, found.eager, _call(options, measure, target)))
+    return exploration(watcher, found, call_of(options, measure, target))
 
 
 def explore_text(
@@ -100,11 +101,11 @@ def explore_text(
 ) -> Exploration:
     """The same for IR at the level nd, loop or mem, from there down; `path` names it. Raises StepwellError that names the place of a
     mistake."""
-    from ..explain.main import explain_text, measured_machine
+    from ..explain.main import call_of, explain_text, measured_machine
 
     watcher = Watcher(machine or measured_machine(), measure, fixed=machine is not None)
     found = explain_text(text, path, options=options, quiet=True, target=target, collector=watcher)
-    return Exploration(document(watcher, found.name, found.eager, _call(options, measure, target)))
+    return exploration(watcher, found, call_of(options, measure, target))
 
 
 def explore_file(path: str, **settings: Any) -> Exploration:
@@ -114,8 +115,9 @@ def explore_file(path: str, **settings: Any) -> Exploration:
     return explore_text(read_input(path), path, **settings)
 
 
-def _call(options: Mapping[str, Any] | None, measure: bool, gpu: str | None) -> dict[str, Any]:
-    return {"options": dict(options or {}), "measure": measure, **({"gpu": gpu} if gpu else {})}
+def exploration(watcher: Watcher, found: Explanation, call: dict[str, Any]) -> Exploration:
+    """What a watcher saw and explain found; `call` is what was asked for."""
+    return Exploration(document(watcher, found, call))
 
 
 def read(path: str | Path) -> Exploration:

@@ -1,4 +1,4 @@
-"""The short answer of `explain`: what it says first, its advice, the page's links, the data as JSON."""
+"""The short answer of `explain`: what it says first, its advice, the report and the data as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from stepwell.passes.cost.machine.cpu import flat
 from stepwell.tools.explain import main as tool
 from stepwell.tools.explain.answer import MAX_PAIRS, MAX_STEPS
-from stepwell.tools.explain.page import svg_text
 
 MACHINE = flat(gflops=100.0, memory_gbs=10.0, cache_gbs=50.0, threads=2)
 
@@ -96,39 +95,17 @@ def test_the_command_prints_json(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["name"] == "f"
 
 
-def test_step_picture_and_ir_are_linked():
+def test_the_whole_report_is_data():
     """DBG-09"""
     found = told(lambda x, w: torch.sort((x @ w).softmax(-1))[0].cumsum(0), torch.randn(8, 8), torch.randn(8, 8))
-    text, steps = found.html(), found.graphs[0].steps
-    assert len(steps) >= 4
-    for step in steps:
-        row, box, code = (f"g1-{kind}{step.number}" for kind in ("step", "box", "ir"))
-        assert f'<tr id="{row}"><td><a href="#{box}">' in text and f'<a id="{box}" href="#{row}">' in text and f'href="#{code}"' in text
-        (line,) = re.findall(rf'<a id="{code}" href="#{row}">(.*?)</a>', text)
-        assert {"nest": "loop.nest", "contraction": "loop.contract", "call": "mem.extern"}[step.kind] in line
-    contents = re.search(r"<nav>.*?</nav>", text, re.DOTALL).group()
-    assert re.findall(r'href="#(g1-[a-z-]+)"', contents)[0] == "g1-what-runs" and 'href="#slowest"' in contents
-    assert set(re.findall(r'href="#([^"]+)"', text)) <= set(re.findall(r' id="([^"]+)"', text))
-
-
-def test_the_page_is_dark_where_the_reader_wants_that():
-    text = told(scan_then_scale, torch.randn(8, 8)).html()
-    names = set(re.findall(r"var\((--\w+)\)", text))
-    light = re.search(r":root \{ color-scheme.*?\}", text, re.DOTALL)
-    dark = re.search(r"prefers-color-scheme: dark\).*?\} \}", text, re.DOTALL)
-    for sheet in (light.group(), dark.group()):
-        assert names <= set(re.findall(r"(--\w+):", sheet))
-    outside = text.replace(re.search(r"<style>.*?</style>", text, re.DOTALL).group(), "")
-    assert not re.search(r'(fill|stroke)="#', outside)
-
-
-def test_labels_do_not_overlap_and_words_fit():
-    labels = svg_text.Labels(0, 300)
-    labels.keep_free(100, 100, 5)
-    placed = [labels.place(100 + k, 100, f"label {k}") for k in range(12)]
-    assert 1 < sum(map(bool, placed)) < 12
-    boxes = labels.taken
-    assert not any(svg_text._overlap(a, b) for k, a in enumerate(boxes) for b in boxes[:k])
-    assert svg_text.fit("short", 200) == "short"
-    cut = svg_text.fit("W" * 80, 200)
-    assert cut.endswith("...") and svg_text.width(cut) <= 200
+    blocks = json.loads(json.dumps(found.data()))
+    assert [block["picture"] for block in blocks if "picture" in block] == ["nests", "roofline", "memory"]
+    heads = [block["text"] for block in blocks if "heading" in block]
+    assert heads[:2] == ["stepwell: <lambda>", "Steps, the slowest first"]
+    assert {"What runs", "Operators", "Fused", "Not fused", "Memory over time", "Levels", "Step by step"} <= set(heads)
+    for block in blocks:
+        if "rows" in block:
+            width = len(block["headers"])
+            assert {len(row) for row in block["rows"]} <= {width} and set(block["numbers"]) <= set(range(width))
+    steps = next(block for block in blocks if "rows" in block and block["headers"][:3] == ["step", "what", "operators"])
+    assert [row[0] for row in steps["rows"]] == [str(step.number) for step in found.graphs[0].steps]

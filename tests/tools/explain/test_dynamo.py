@@ -1,5 +1,7 @@
 """What `explain` tells of the parts of a program that Dynamo left to eager."""
 
+import json
+
 import torch
 
 from stepwell.passes.cost.machine.cpu import flat
@@ -52,7 +54,8 @@ def test_a_module_that_dynamo_does_not_trace():
     assert "Nothing was compiled: Dynamo gave no graph." in text and "computes nothing" not in text
     assert "(the whole call runs in eager): Attempted to wrap RNN, GRU, or LSTM: Dynamo does not support RNN, GRU, or LSTM." in text
     assert "hint: Set torch._dynamo.config.allow_rnn=True" in text
-    assert "left to eager by Dynamo" in found.html() and "allow_rnn" in found.html()
+    report = json.dumps(found.data())
+    assert "left to eager by Dynamo" in report and "allow_rnn" in report
 
 
 def test_a_break_is_named_with_its_line_and_reason():

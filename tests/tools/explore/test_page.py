@@ -15,7 +15,7 @@ from stepwell.tools.explore.main import Exploration, main
 from stepwell.tools.explore.page.html import page
 
 NARROW, WIDE = 400, 1280
-VIEWS = ("levels", "passes", "plan", "time")
+VIEWS = ("levels", "passes", "plan", "time", "report")
 HOSTILE = "</script><img src=x onerror=document.title='bad'>"
 
 
@@ -150,6 +150,18 @@ def test_pictures_and_the_other_graph(shown, file):
     assert forward > 0 and shown.value("document.querySelectorAll('.time tbody tr').length") > 0
     shown.value(f"{select}.value = 0; {select}.dispatchEvent(new Event('change'))")
     assert shown.errors() == [] and shown.requests() == [file]
+
+
+def test_the_report_is_read_and_printed(shown, scores):
+    shown.value("document.getElementById('tab-levels').click(); window.dispatchEvent(new Event('beforeprint'))")
+    assert shown.value("document.getElementById('view-report').hidden") is False
+    graphs = len(scores.data["graphs"])
+    assert shown.value("document.querySelectorAll('.report svg').length") == 3 * graphs
+    assert shown.value("document.querySelectorAll('.report .box').length") == sum(len(g["kernels"]) for g in scores.data["graphs"])
+    heads = [block["text"] for block in scores.data["report"] if block.get("heading", 1) > 1]
+    assert shown.value("[...document.querySelectorAll('.report nav button')].map(b => b.textContent)") == heads
+    shown.value("document.querySelector('.report .box').dispatchEvent(new MouseEvent('click', {bubbles: true}))")
+    assert shown.value(lines("mem", "chosen"))
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -11,7 +11,7 @@ function h(tag, attributes = {}, ...children) {
   made.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
   return made;
 }
-h.svg = new Set(["g", "rect", "circle", "line", "polyline", "text", "title"]);
+h.svg = new Set(["g", "path", "rect", "circle", "line", "polyline", "text", "title"]);
 
 async function readDocument(text) {
   const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));

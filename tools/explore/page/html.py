@@ -10,12 +10,13 @@ from pathlib import Path
 
 from ...highlight.rules import RULES
 
-PARTS = ("data", "viewer", "levels", "passes", "plan", "pictures", "server", "main")
+PARTS = ("data", "viewer", "levels", "passes", "plan", "pictures", "report", "server", "main")
 """The program's files, in the order in which they stand."""
 
 
-def page(document: str, name: str, *, token: str = "") -> str:
-    """The page of a document (its JSON). With `token` it is a server's, and asks that for reruns; else it may not connect to anything."""
+def page(document: str, name: str, *, token: str = "", view: str = "levels") -> str:
+    """The page of a document (its JSON), which opens at a view. With `token` it is a server's, and asks that for reruns; else it may not
+    connect to anything."""
     data = base64.b64encode(gzip.compress(document.encode(), mtime=0)).decode()
     connect = "'self'" if token else "'none'"
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src {connect}; base-uri 'none'"
@@ -25,6 +26,7 @@ def page(document: str, name: str, *, token: str = "") -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f'<meta name="stepwell-token" content="{escape(token)}">',
+        f'<meta name="stepwell-view" content="{escape(view)}">',
         f"<title>stepwell: {escape(name)}</title><style>{_file('explorer.css')}</style></head>",
         '<body><div id="page"></div><noscript>This page needs JavaScript.</noscript>',
         f'<script type="application/octet-stream" id="document">{data}</script>',

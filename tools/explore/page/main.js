@@ -6,8 +6,8 @@ class App {
   constructor(data) {
     this.data = data;
     this.server = document.querySelector('meta[name="stepwell-token"]').content || null;
-    this.views = { levels: new LevelsView(this), passes: new PassesView(this), plan: new PlanView(this), time: new TimeView(this) };
-    this.titles = { levels: "Levels", passes: "Passes", plan: "Why", time: "Time and memory", run: "Rerun and edit" };
+    this.views = { levels: new LevelsView(this), passes: new PassesView(this), plan: new PlanView(this), time: new TimeView(this), report: new ReportView(this) };
+    this.titles = { levels: "Levels", passes: "Passes", plan: "Why", time: "Time and memory", report: "Report", run: "Rerun and edit" };
     if (this.server) this.views.run = new RunView(this);
     this.tabs = h("div", { role: "tablist", "aria-label": "Views" }, ...Object.keys(this.views).map((name) => h("button", {
       type: "button", role: "tab", id: `tab-${name}`, "aria-controls": `view-${name}`, click: () => this.open(name), keydown: (event) => this.key(event, name),
@@ -22,6 +22,7 @@ class App {
       h("div", { class: "search" }, this.input, this.found));
     document.getElementById("page").replaceChildren(head, this.main);
     document.addEventListener("keydown", (event) => this.shortcut(event));
+    window.addEventListener("beforeprint", () => this.graph && this.open("report"));
   }
 
   start() {
@@ -31,7 +32,7 @@ class App {
       this.main.replaceChildren(h("div", { class: "empty" }, h("p", {}, "No graph was compiled."), h("ul", {}, ...why)));
       return;
     }
-    this.open("levels");
+    this.open(document.querySelector('meta[name="stepwell-view"]').content);
     this.show(0);
   }
 

@@ -21,9 +21,13 @@ class TimeView {
     this.element = h("div", { class: "time" });
   }
 
-  show(graph) {
+  take(graph) {
     this.graph = graph;
     this.steps = graph.raw.kernels;
+  }
+
+  show(graph) {
+    this.take(graph);
     const total = this.steps.reduce((sum, step) => sum + step.predicted_us, 0);
     const measured = this.steps.reduce((sum, step) => sum + step.measured_us, 0);
     this.element.replaceChildren(...[
@@ -128,6 +132,39 @@ class TimeView {
       timeText(step.predicted_us), step.measured_us ? timeText(step.measured_us) : "",
       ...columns.map(([name, [, text]]) => (step.resources?.[name] === undefined ? "" : text(step.resources[name])))]), heads.flatMap((head, k) => (WORDS.has(head) ? [] : [k])));
   }
+}
+
+const MAX_BOXES = 60;
+const BOX = { wide: 230, high: 58, gap: 34, between: 24 };
+
+/** A box for each step, in rows of steps that do not wait for each other, and a line for each result that another step uses. */
+function nests(graph, choose) {
+  const steps = graph.raw.kernels.slice(0, MAX_BOXES), row = [], columns = [], place = [], parts = [];
+  for (const step of steps) {
+    const k = (row[step.number] = 1 + Math.max(-1, ...step.after.filter((one) => one in row).map((one) => row[one])));
+    columns[k] = (columns[k] ?? 0) + 1;
+    place[step.number] = [10 + (columns[k] - 1) * (BOX.wide + BOX.between), 10 + k * (BOX.high + BOX.gap)];
+  }
+  for (const step of steps) for (const k of step.after) if (place[k]) parts.push(h("path", { d: edge(place[k], place[step.number]), class: "edge" }));
+  for (const step of steps) {
+    const [x, y] = place[step.number];
+    const tip = `${step.operators.join(", ")}\nreads ${step.reads.map((one) => one.name).join(", ")}\nwrites ${step.writes.map((one) => one.name).join(", ")}`;
+    parts.push(h("g", { class: "box", click: () => choose(step) }, h("title", {}, tip),
+      h("rect", { x, y, width: BOX.wide, height: BOX.high, rx: 5, class: `outline ${KIND_CLASS[step.kind]}` }),
+      words(x + 8, y + 18, cut(`${step.number}: ${step.label}`, 30)), words(x + 8, y + 34, cut(step.operators.join(", "), 30)),
+      words(x + 8, y + 50, cut(`${bytesText(step.bytes)}, ${timeText(step.predicted_us)}, ${step.bound}`, 34))));
+  }
+  const high = 20 + Math.max(1, columns.length) * (BOX.high + BOX.gap), wide = 70 + Math.max(2, ...columns) * (BOX.wide + BOX.between);
+  if (steps.length < graph.raw.kernels.length) parts.push(words(10, high - 4, `the first ${steps.length} of ${graph.raw.kernels.length} steps`));
+  return [wide, high, parts];
+}
+
+/** From below a box to above another; past boxes of its own column on their right. */
+function edge([x1, y1], [x2, y2]) {
+  const from = y1 + BOX.high, to = y2 - 2, middle = (from + to) / 2, half = BOX.wide / 2;
+  if (x1 !== x2 || to - from < BOX.high) return `M${x1 + half},${from} C${x1 + half},${middle} ${x2 + half},${middle} ${x2 + half},${to}`;
+  const side = x1 + BOX.wide, out = side + BOX.between + Math.min(30, (y2 - y1) / 20);
+  return `M${side},${y1 + BOX.high / 2} C${out},${y1 + BOX.high / 2} ${out},${y2 + BOX.high / 2} ${side},${y2 + BOX.high / 2}`;
 }
 
 function words(x, y, text, anchor = "start") {

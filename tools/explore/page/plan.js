@@ -21,6 +21,7 @@ class PlanView {
       h("p", {}, wanted, " ", refused, h("label", { for: "only-refused" }, " only what is not fused")),
       h("h2", {}, "Joins and refusals, the largest price first"), this.pairs,
       h("h2", {}, "Nests before fusion"), this.nests, gone,
+      h("h2", {}, "What runs"), drawn(this.app, graph, "nests"),
       directives.length > 0 && h("h2", {}, "Directives"), directives.length > 0 && h("ul", {}, ...directives),
     ].filter(Boolean));
     this.fill();
