@@ -23,8 +23,8 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {
         "nd": (
             "nd-canonicalize", "nd-attention", "nd-weigh-rows", "attention-expand", "attention-select", "int4-select",
-            "nd-sink-cat{merged}", "nd-convolution-products", "nd-stack-products", "nd-narrow-factors", "nd-small-products",
-            "nd-small-convolutions", "nd-split-reductions",
+            "nd-sink-cat{merged}", "nd-convolution-products", "nd-stack-products", "nd-row-blocks", "nd-narrow-factors",
+            "nd-small-products", "nd-small-convolutions", "nd-split-reductions",
         ),
         "loop": (
             "loop-batch", "loop-outline", "nd-to-loop", "contract-expand", "contract-epilogue", "loop-fuse{local-bytes=65536}",

@@ -47,6 +47,7 @@ OURS: dict[str, str] = {
     "to-host": "lowering.to_host.to_host:ToHost",
     "nd-canonicalize": "passes.nd.algebra.nd_canonicalize:NdCanonicalize",
     "nd-attention": "passes.nd.nd_attention:NdAttention",
+    "nd-row-blocks": "passes.nd.row_blocks.nd_row_blocks:NdRowBlocks",
     "nd-weigh-rows": "passes.nd.weighed.nd_weigh_rows:NdWeighRows",
     "nd-library-products": "passes.nd.products.nd_library_products:NdLibraryProducts",
     "nd-stack-products": "passes.nd.products.nd_stack_products:NdStackProducts",

@@ -1,0 +1,145 @@
+"""nd-row-blocks: rows of a wide product are computed and used block by block, so that the product is not in memory as a whole.
+
+    %p = nd.matmul %x, %w ; %l = f(%p)     ->     %l = nd.cat f(nd.matmul %x[0:256], %w), f(nd.matmul %x[256:512], %w)
+
+The loss of a vocabulary is such: logits have as many columns as there are words, and of each row little is left (region.py finds what).
+Its gradients are, too: that of the rows is put together from those of the blocks, those of weight and bias are sums over blocks. Whatever
+lies between goes along: bias, scale, softcap, class weights, smoothing, ignored targets.
+
+What blocks cost is that each reads the weight again, and adds to its gradient. So a block has at least as many rows as keep that to a
+part of the time of its products. The counterparts elsewhere are losses written by hand (Liger's; Wijmans and others, "Cut your losses").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import SSAValue
+
+from ....dialects import nd
+from ....dialects.expr import Expr, as_expr, floordiv
+from ....dialects.nd.pointwise import PointwiseOp
+from ....dialects.nd.types import element_bytes, tensor_type
+from ...analysis.symbols import symbol_hints
+from ...cost.library_cost import size
+from ...cost.machine import Machine, machine_of
+from ...cost.machine.gpu import Gpu
+from ...manager.pass_manager import Pass
+from ..algebra.rewriter import drop_dead
+from ..nd_attention import keeps_eager_numerics
+from .early_gathers import take_early
+from .region import Refused, RowRegion, region_of
+from .writer import BlockWriter
+
+
+@dataclass(frozen=True)
+class NdRowBlocks(Pass):
+    """Computes rows of wide products block by block, with all that reads them; not under numerics "eager"."""
+
+    name = "nd-row-blocks"
+
+    rows: int = 0
+    """Rows of a block, whatever that costs. 0: by price."""
+
+    blocks: int = 16
+    """Blocks at most: each is code of its own in the program of a graph."""
+
+    part: int = 4
+    """What each block moves again takes at most 1 / part of the time of its products."""
+
+    wide: int = 3
+    """How many times more elements a row of the product has than what is read and given for it."""
+
+    step: int = 16
+    """Rows of a block are a multiple of that."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        if keeps_eager_numerics(op):
+            return
+        hints, machine = symbol_hints(op), machine_of(op)
+        for func in [f for f in op.ops if isinstance(f, FuncOp) and f.sym_visibility is None]:
+            for product in [o for o in func.body.block.ops if isinstance(o, nd.MatmulOp)]:
+                if product.parent is not None and (self.rows or _is_large(product, hints, machine)):
+                    self._product(op, func, product, hints, machine)
+
+    def _product(self, module: ModuleOp, func: FuncOp, op: nd.MatmulOp, hints: Mapping[str, int], machine: Machine) -> None:
+        try:
+            region = _region(func, op, hints)
+            counts = self._counts(region, hints, machine)
+        except Refused as why:
+            self.remark(op, f"all rows at once: {why}", "missed")
+            return
+        starts = [as_expr(0)]
+        for count in counts[:-1]:
+            starts.append(starts[-1] + count)
+        megabytes = _bytes(op.result, hints) / len(counts) / 1e6
+        text = f"{len(counts)} blocks of {counts[0]} rows, {len(region.members)} operations: {megabytes:.3g} MB at once"
+        self.remark(op, text, "applied")
+        self.statistic("num-blocks", len(counts))
+        BlockWriter(module, func, region, starts, counts).write()
+        drop_dead(func.body.block)
+
+    def _counts(self, region: RowRegion, hints: Mapping[str, int], machine: Machine) -> Sequence[Expr]:
+        """The rows of each block. Raises Refused where there would be one."""
+        rows = size(region.rows, hints)
+        least = self.rows or self._least(region, hints, machine)
+        number = rows // least if not self.rows else ceil(rows / least)
+        number = min(self.blocks, number)
+        if number < 2:
+            raise Refused(f"a block would have to have {least} of {rows} rows")
+        if region.rows.value is None:
+            count = floordiv(region.rows, as_expr(number))
+            return [*[count] * (number - 1), region.rows - count * (number - 1)]
+        count = self.rows or ceil(rows / number / self.step) * self.step
+        full = (rows - 1) // count
+        return [*[as_expr(count)] * full, as_expr(rows - count * full)]
+
+    def _least(self, region: RowRegion, hints: Mapping[str, int], machine: Machine) -> int:
+        """Rows from which on a block keeps what it moves again, as any block does, to a part of the time of its products."""
+        rows = size(region.rows, hints)
+        flops, again, beside = 0, 0, 0
+        for op in region.members:
+            if isinstance(op, nd.MatmulOp):
+                flops += 2 * size(tensor_type(op.result).numel * tensor_type(op.lhs).dims[-1], hints)
+                whole = [x for k, x in enumerate(op.operands) if region.is_given(x) and k == 1 and op.result in region.places]
+                again += sum(_bytes(x, hints) for x in whole)
+                beside += sum(size(tensor_type(x).numel, hints) for x in op.operands if region.is_given(x) and x not in whole)
+        for x in region.outputs:
+            if x in region.joined:
+                again += 2 * _bytes(x, hints)
+            else:
+                beside += size(tensor_type(x).numel, hints)
+        columns = size(tensor_type(region.seed.result).dims[1], hints)
+        if columns * rows < self.wide * beside:
+            raise Refused(f"its rows have {columns} elements, what is read and given for each {beside // rows}")
+        return ceil(self.part * machine.ridge(float("inf")) * again * rows / max(1, flops))
+
+
+def _region(func: FuncOp, op: nd.MatmulOp, hints: Mapping[str, int]) -> RowRegion:
+    """The region of a product, with lookups of its rows as early as they can be. Raises Refused."""
+
+    def found() -> RowRegion:
+        return region_of(op, {o: k for k, o in enumerate(func.body.block.ops)}, hints)
+
+    region = found()
+    wide = [o.results[0] for o in region.members if isinstance(o, PointwiseOp | nd.MatmulOp) and o.results[0] in region.places]
+    return found() if any([take_early(func.body.block, x) for x in wide]) else region
+
+
+def _bytes(x: SSAValue, hints: Mapping[str, int]) -> int:
+    t = tensor_type(x)
+    return size(t.numel, hints) * element_bytes(t.element_type)
+
+
+def _is_large(op: nd.MatmulOp, hints: Mapping[str, int], machine: Machine) -> bool:
+    """Whether a product of two matrices is larger than both, and than the last cache."""
+    if tensor_type(op.result).rank != 2:
+        return False
+    elements = size(tensor_type(op.result).numel, hints)
+    cache = machine.cache_bytes if isinstance(machine, Gpu) else machine.levels[-2].bytes
+    return elements > sum(size(tensor_type(x).numel, hints) for x in op.operands) and _bytes(op.result, hints) > cache
