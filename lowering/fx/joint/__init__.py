@@ -34,6 +34,11 @@ REWRITES = (
         lambda s: not s.eager_numerics, lambda s: (_kernels(s),), counter="short_row_sums",
     ),
     FxRewrite(
+        "gradients-in-forward", "joint.loss_gradients:gradients_in_forward",
+        "gradients of losses of wide rows are computed where the rows are",
+        lambda s: s.trains and s.own_partition and not s.eager_numerics, counter="gradients_in_forward",
+    ),
+    FxRewrite(
         "spell-out-recomputable", "joint.recomputable:spell_out_recomputable", "what is cheap is computed again in the backward graph",
         lambda s: s.trains and s.own_partition, lambda s: (s.left_to_aten, _kernels(s)), counter="recomputable",
     ),
