@@ -35,7 +35,7 @@ SMOKE := tests/test_readme.py tests/test_packaging.py tests/passes/fingerprint/t
   tests/lowering/fx_to_nd/rules/test_pointwise.py tests/e2e/test_contract_driver.py tests/e2e/test_contract_operators.py \
   tests/e2e/test_contract_layouts.py tests/e2e/test_quantised_tensors.py tests/e2e/test_threads_and_processes.py
 
-ARM_TESTS := tests/tools/package/c/test_c_arm.py
+ARM_TESTS := tests/tools/package/c/test_c_arm.py tests/targets/cpu/gemm/test_arm.py
 
 .PHONY: demo test test-long test-arm test-triton smoke fuzz lint docs clean
 
@@ -56,7 +56,7 @@ fuzz: $(VENV)/installed-test
 
 # without the tools, what runs programs is skipped, with the reason
 test-arm: $(VENV)/installed-test
-	STEPWELL_TEST_ARM=1 $(TESTED) -m pytest -q -rs -n 2 --dist load $(ARM_TESTS)
+	STEPWELL_TEST_ARM=1 $(TESTED) -m pytest -q -rs -n 2 --dist loadscope $(ARM_TESTS)
 
 # sm_90 and gfx942; with -k triton the programs compile for sm_80, too
 test-triton: $(VENV)/installed-test $(TRITON_FOLDER)
