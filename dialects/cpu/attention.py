@@ -51,7 +51,7 @@ class BlockKind(IntEnum):
     SEEN = 2
 
 
-def weighed_fields(scores: int, weights: int, softmax: bool) -> list[str]:
+def weighed_fields(scores: int, weights: int, softmax: bool, added: bool = False) -> list[str]:
     """What rows that are weighed by functions of scores are computed from, in order: pointers (`is_pointer`), floats (`is_scale`) and
     numbers. Strides are those of batches, heads and rows. targets/cpu/attention/weighed.py says what each means."""
     found = ["batches", "heads", "rows", "terms", "masked", "sure", "context"]
@@ -61,6 +61,7 @@ def weighed_fields(scores: int, weights: int, softmax: bool) -> list[str]:
         found += [f"{x}{k}{part}" for x in "ab" for part in ("", *_STRIDES, "_group")]
     for k in range(weights):
         found += [f"columns{k}", *(f"v{k}{part}" for part in ("", *_STRIDES, "_group")), *(f"o{k}{part}" for part in ("", *_STRIDES))]
+    found += [f"s0{part}" for part in ("", *_STRIDES)] if added else []
     return [*found, *(f"{x}{part}" for x in ("top", "total") for part in ("", *_STRIDES)), "empty"] if softmax else found
 
 
@@ -87,7 +88,8 @@ class WeighedOp(QuickOp):
 
     The arguments are the fields of `weighed_fields` but for `masked`, `sure` and `context`, and without `blocks`, those behind it 0, where
     there is no table; then `captured` pointers and the numbers `symbols`, which the kernels take. `masked` is called with blocks of scores
-    in the cache, `sure` with those of which nothing is hidden; with `scaled` they give factors of the weights of a softmax, too. What each
+    in the cache, `sure` with those of which nothing is hidden; with `scaled` they give factors of the weights of a softmax, too. `added`:
+    weights are added up instead of rows, of which there are none (`weights` is 0). What each function
     takes is named: `block k`, `captured k`, a symbol of the call, or `block_batch`, `block_head`, `block_row`, `block_rows`, `block_term`,
     `block_terms`, `block_length`.
     """
@@ -99,6 +101,7 @@ class WeighedOp(QuickOp):
     weights = prop_def(IntegerAttr)
     softmax = opt_prop_def(UnitAttr)
     scaled = opt_prop_def(UnitAttr)
+    added = opt_prop_def(UnitAttr)
     blocks = opt_prop_def(UnitAttr)
     captured = prop_def(IntegerAttr)
     symbols = prop_def(ArrayAttr)
@@ -112,6 +115,6 @@ class WeighedOp(QuickOp):
 
     def fields(self) -> list[str]:
         """The names of the first arguments."""
-        every = weighed_fields(self.scores.value.data, self.weights.value.data, self.softmax is not None)
+        every = weighed_fields(self.scores.value.data, self.weights.value.data, self.softmax is not None, self.added is not None)
         absent = {"masked", "sure", "context", *(() if self.blocks is not None else ("blocks",))}
         return [name for name in every if name not in absent]

@@ -84,7 +84,7 @@ class WeighedLowering:
         buffers = [*(op.operands[k] for k in places), *outs]
         types: list[BufferType] = [b.type for b in buffers]  # pyright: ignore[reportAssignmentType]
         named = [a.string_value() if isinstance(a := op.attributes.get(key), SymbolRefAttr) else None for key in (MASKED, SURE)]
-        key = (call.softmax, call.scaled, call.scales, call.empty, call.blocks is not None, *named, *types)
+        key = (call.softmax, call.scaled, call.added, call.scales, call.empty, call.blocks is not None, *named, *types)
         sizes = [e for t in types for e in (*t.dims, *t.stride_exprs)]
         terms = [self.terms[name] for name in named if name is not None]
         symbols = sorted({s for e in sizes for s in free_syms(e)} | {s for t in terms for s in t.symbols}, key=lambda s: s.name)
@@ -133,7 +133,7 @@ def _declaration(name: str, call: WeighedCall, dtype: str, symbols: Sequence[Sym
         "weights": IntegerAttr(len(call.rows), i64), "captured": IntegerAttr(len(call.captured), i64),
         "symbols": ArrayAttr([StringAttr(s.name) for s in symbols]),
     }  # fmt: skip
-    flags = {"softmax": call.softmax, "scaled": call.scaled, "blocks": call.blocks is not None}
+    flags = {"softmax": call.softmax, "scaled": call.scaled, "added": call.added, "blocks": call.blocks is not None}
     properties.update({key: UnitAttr() for key, on in flags.items() if on})
     for key, one in zip((MASKED, SURE), terms, strict=True):
         if one is not None:
@@ -149,9 +149,9 @@ def _fields(call: WeighedCall, types: Sequence[BufferType]) -> tuple[dict[str, i
     names += ["blocks"] if call.blocks is not None else []
     places = {name: k for k, name in enumerate(names)}
     first = len(names) + len(call.captured)
-    results = [f"o{k}" for k in range(weights)] + (["top", "total"] if call.softmax else [])
+    results = [f"o{k}" for k in range(weights)] + (["top", "total"] if call.softmax else ["s0"] if call.added else [])
     places.update({name: first + k for k, name in enumerate(results)})
-    batches, heads, rows, _ = types[places["o0"]].dims
+    batches, heads, rows, _ = types[places["a0" if call.added else "o0"]].dims
     given: dict[str, Expr | float] = {"batches": batches, "heads": heads, "rows": rows, "terms": types[places["b0"]].dims[2]}
     given.update(dict.fromkeys(("blocks_batch", "blocks_head", "blocks_row"), ZERO))
     given["empty"] = call.empty

@@ -1,7 +1,7 @@
 """The call of rows that are weighed by functions of scores, as an operation: `nd.extern` with the target `stepwell.weighed_rows`.
 
     %o, %top, %total = nd.extern %q, %k, %v, %ids {call = #nd.call<"stepwell.weighed_rows", [[arg(0), arg(1)], [arg(2)], [arg(3)]],
-                       {softmax = true, scales = [0.125], empty = 0.0, turned = false, scaled = false}>, ...} {terms = @terms0}
+                       {softmax = true, scales = [0.125], empty = 0.0, turned = false, ...}>, ...} {terms = @terms0}
 
     o[b, h, i, :] = sum over j of w(i, j) v[b, h, j, :]        w = @terms0(scale * (q[b, h, i, :] . k[b, h, j, :]), ids)
 
@@ -9,7 +9,9 @@ Lists: two factors for each kind of scores, rows for each kind of weights, what 
 of all scores [batches, heads, rows, terms], float32, to those of the weights; with `softmax` these are exponents, whose exponentials less
 the highest of a row, divided by their sum, are the weights. Then the call gives these two numbers of a row, too; a row without a finite
 exponent has -inf, 0, and the result `empty`. `scaled`: the function gives a factor of each of these weights, too (dropout). `turned`: the
-function gives weights whose rows are the terms. Factors and rows have one batch or all, and heads that divide the result's.
+function gives weights whose rows are the terms. Factors and rows have one batch or all, and heads that divide the result's. `added`: the
+call has no rows, and its result is the sum of the weights, of float32, over batches, or heads, of which that has one; its first factor has
+all of both.
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ class WeighedCall:
     empty: float
     turned: bool
     scaled: bool = False
+    added: bool = False
+    """Weights are added up over batches, or heads: those of which the result has one. They weigh no rows."""
     blocks: int | None = None
     """The table that says which blocks of terms count."""
 
@@ -57,7 +61,8 @@ class WeighedCall:
         blocks = more[0][0] if more else None
         return WeighedCall(
             factors, rows, captured, bool(kwargs["softmax"]), tuple(map(float, kwargs["scales"])), float(kwargs["empty"]),
-            bool(kwargs["turned"]), bool(kwargs["scaled"]), blocks,
+            bool(kwargs["turned"]), bool(kwargs["scaled"]), bool(kwargs["added"]),
+            blocks,
         )  # fmt: skip
 
     def as_call(self) -> Call:
@@ -65,6 +70,7 @@ class WeighedCall:
         lists = [self.factors, self.rows, self.captured, *([(self.blocks,)] if self.blocks is not None else [])]
         numbers = (
             ("softmax", self.softmax), ("scales", self.scales), ("empty", self.empty), ("turned", self.turned), ("scaled", self.scaled),
+            ("added", self.added),
         )  # fmt: skip
         return Call(TARGET, tuple(tuple(map(Arg, places)) for places in lists), numbers)
 
@@ -72,12 +78,13 @@ class WeighedCall:
 def weighed_call(
     factors: Sequence[SSAValue], rows: Sequence[SSAValue], captured: Sequence[SSAValue], function: str, results: Sequence[TensorType],
     softmax: bool, scales: Sequence[float], empty: float, turned: bool, scaled: bool = False,
+    added: bool = False,
 ) -> nd.ExternOp:
     """The operation; `results`: the types of its results, those of a softmax with the two numbers of rows."""
     operands = [*factors, *rows, *captured]
     ends = len(factors), len(factors) + len(rows), len(operands)
     places = [tuple(range(a, b)) for a, b in zip((0, *ends), ends, strict=False)]
-    call = WeighedCall(places[0], places[1], places[2], softmax, tuple(scales), empty, turned, scaled)
+    call = WeighedCall(places[0], places[1], places[2], softmax, tuple(scales), empty, turned, scaled, added)
 
     def layouts(types: Sequence[Attribute]) -> ArrayAttr:
         return ArrayAttr([LayoutAttr.get(strides_contiguous(t.dims)) for t in types])  # pyright: ignore[reportAttributeAccessIssue]

@@ -34,7 +34,7 @@ _INT4 = re.compile(rf"stepwell_int4_(?P<dtype>{_TYPES})_(?P<isa>{_ISAS})_shared"
 _ATTENTION = re.compile(rf"stepwell_attention_(?P<dtype>{_TYPES})_(?P<isa>{_ISAS})_shared")
 
 _WEIGHED = re.compile(
-    rf"stepwell_weighed_(?P<dtype>{_TYPES})_(?P<isa>{_ISAS})_(?P<kind>scaled|softmax|sum)_(?P<scores>\d+)_(?P<weights>\d+)_shared"
+    rf"stepwell_weighed_(?P<dtype>{_TYPES})_(?P<isa>{_ISAS})_(?P<kind>scaled|added|softmax|sum)_(?P<scores>\d+)_(?P<weights>\d+)_shared"
 )
 
 _loaded: dict[str, object] = {}
@@ -60,8 +60,8 @@ def spec_of(symbol: str) -> LibrarySpec | None:
         )
     found = _WEIGHED.fullmatch(symbol)
     if found is not None:
-        kind = found["kind"]
-        return WeighedSpec(found["dtype"], found["isa"], int(found["scores"]), int(found["weights"]), kind != "sum", kind == "scaled")
+        kind, counts = found["kind"], (int(found["scores"]), int(found["weights"]))
+        return WeighedSpec(found["dtype"], found["isa"], *counts, kind in ("softmax", "scaled"), kind == "scaled", kind == "added")
     found = _INT4.fullmatch(symbol)
     if found is not None:
         return Int4Spec(found["dtype"], found["isa"])

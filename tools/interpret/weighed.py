@@ -10,7 +10,9 @@ from xdsl.dialects.builtin import ModuleOp, SymbolRefAttr
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Operation
 
+from ...dialects.expr import ONE, Expr
 from ...dialects.mem import BufferType
+from ...dialects.nd.base import prop
 from ...dialects.nd.call_args import Call
 from ...passes.analysis.weighed_calls import MASKED, TERMS, WeighedCall
 
@@ -32,8 +34,13 @@ def run_weighed(run: NdInterpreter, op: Operation, template: Call, values: Seque
         weights = _function(run, op, op.attributes[TERMS], [*scores, *captured])
         weights = [(w.mT if call.turned else w).reshape(scores[0].shape) for w in weights]
     else:
-        weights = _by_blocks(run, op, len(rows) + call.scaled, scores, captured)
-    kind = values[call.rows[0]].dtype
+        weights = _by_blocks(run, op, len(rows) + call.scaled + call.added, scores, captured)
+    if call.added:
+        out = op.results[0] if op.results else op.operands[(prop(op, "out") or (0,))[0]]
+        kept: tuple[Expr, ...] = out.type.dims  # pyright: ignore[reportAttributeAccessIssue]
+        summed = [d for d in (0, 1) if kept[d] is ONE]
+        return (weights[0].sum(summed, keepdim=True) if summed else weights[0],)
+    kind = rows[0].dtype
     if not call.softmax:
         return tuple((w @ v.float()).to(kind) for w, v in zip(weights, rows, strict=True))
     exponents, *factors = weights

@@ -146,11 +146,13 @@ def _transposed(x: SSAValue) -> nd.PermuteOp:
     return nd.PermuteOp.new((x,), tensor_type(x).with_dims((*batch, columns, rows)), dims=IntsAttr.get(order))
 
 
-def carried_weights(products: Collection[nd.MatmulOp], symbols: RangeEnv) -> Iterator[CarriedWeights]:
-    """The groups of these products, which can be generated."""
+def carried_weights(products: Collection[nd.MatmulOp], symbols: RangeEnv, added_alone: bool = False) -> Iterator[CarriedWeights]:
+    """The groups of these products, which can be generated; `added_alone`: those, too, whose weights, of several products, are only added
+    up."""
     done: set[Operation] = set()
     for op in products:
-        if op not in done and (found := _group(op, products, symbols)) is not None:
+        found = _group(op, products, symbols) if op not in done else None
+        if found is not None and (found.weighed or (added_alone and len(found.scores) > 1)):
             done.update(found.scores)
             yield found
 
@@ -226,7 +228,7 @@ def _group(
         worklist += new
     scores = tuple(op for op in inside if isinstance(op, nd.MatmulOp))
     rows = [_rows(op, inside) for op in weighed if isinstance(op, nd.MatmulOp)]
-    if not rows or any(op not in products for op in (*scores, *weighed)) or any(op in weighed for op in scores):
+    if not (rows or added) or any(op not in products for op in (*scores, *weighed)) or any(op in weighed for op in scores):
         return None
     found = tuple(one for one in rows if one is not None)
     long = [tensor_type(op.lhs).dims[-1] for op in scores]

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, bf16, f16, f32
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 
 from ....dialects import nd
-from ....dialects.expr import ONE, Expr, product
+from ....dialects.expr import ONE, Expr, exact_quotient, product
 from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.pointwise import OPS, CastOp, CmpOp, SelectOp
 from ....dialects.nd.types import TensorType, tensor_type
@@ -70,8 +70,8 @@ class NdWeighRows(Pass):
                 if why is not None:
                     self._said(one, why)
             alive = [o for o in func.body.block.ops if isinstance(o, nd.MatmulOp)] if len(products) > 1 else []
-            for group in list(carried_weights(alive, symbols)) if alive else ():
-                self._said(group.weighed[0].op, writer.sums(group))
+            for group in list(carried_weights(alive, symbols, added_alone=True)) if alive else ():
+                self._said(group.scores[0], writer.sums(group))
             drop_dead(func.body.block)
 
     def _said(self, op: Operation, why: str) -> None:
@@ -125,8 +125,9 @@ class _Writer:
 
     def sums(self, group: CarriedWeights) -> str:
         """The calls of sums that are no softmax's, in place of all products of a group: "", or why there is none."""
-        if group.summed:
-            return "the weights are added up over batches, too"
+        added = [self._added(one.op) for one in group.summed]
+        if problem := next((why for why in added if isinstance(why, str)), ""):
+            return problem
         plans: list[tuple[list[WeighedRows], TermsFunction]] = []
         for rows in _joined(group.weighed):
             weights = [(one.op.operands[one.side], one.side == 1) for one in rows]
@@ -139,6 +140,9 @@ class _Writer:
             if problem or not terms.scores:
                 return problem or "no scores"
             plans.append((rows, terms))
+        for one, terms in zip(group.summed, added, strict=True):
+            assert isinstance(terms, TermsFunction)
+            _replace(one.op, one.op.result, self._call(one.op, terms, [], None).results[0])
         for rows, terms in plans:
             at = max((one.op for one in rows), key=_place)
             values = [(one.rows, one.side == 1) for one in rows]
@@ -146,6 +150,16 @@ class _Writer:
             for one, value in zip(rows, made.results, strict=True):
                 _replace(at, one.op.result, value, one.side == 1)
         return ""
+
+    def _added(self, op: nd.ReduceOp) -> TermsFunction | str:
+        """What computes the weights that a sum over batches, or heads, adds up; or why no call does."""
+        terms = TermsFunction(_dims_of(op.input, False))
+        terms.add(op.input, False)
+        terms.finish([(op.input, False)])
+        given = tensor_type(op.input).dims
+        if given[:-2] not in (terms.dims[:2], (product(terms.dims[:2]),)) or (len(given) < 4 and len(op.dims.data) < len(given) - 2):
+            return "weights are added up over a part of the batches"
+        return self._problem(terms, [], f32) or (terms if terms.scores else "no scores")
 
     def _factor(self, at: nd.MatmulOp, factors: Sequence[SSAValue]) -> list[SSAValue]:
         """The product of factors of weights, in front of `at`."""
@@ -179,9 +193,9 @@ class _Writer:
         return ""
 
     def _call(
-        self, at: nd.MatmulOp, terms: TermsFunction, values: Sequence[tuple[SSAValue, bool]], softmax: _Softmax | None
+        self, at: nd.MatmulOp | nd.ReduceOp, terms: TermsFunction, values: Sequence[tuple[SSAValue, bool]], softmax: _Softmax | None
     ) -> nd.ExternOp:
-        """The call, in front of `at`."""
+        """The call, in front of `at`. Without `values` weights are added up."""
         function, scales = terms.build("terms")
         batch, heads, rows, _ = terms.dims
         t = tensor_type(at.result)
@@ -191,15 +205,21 @@ class _Writer:
         pairs = [sources[k : k + 2][:: -1 if given[k][1] else 1] for k in range(0, len(sources), 2)]
         weighed = [_by_rows(new, v, is_turned) for v, is_turned in values]
         factors = [x for pair in pairs for x in pair]
-        tensors = [_unrepeated(new, x, batch, heads, t.element_type) for x in (*factors, *weighed)]
+        kind = t.element_type if values else _kind_of(factors)
+        tensors = [_unrepeated(new, x, batch, heads, kind) for x in (*factors, *weighed)]
         columns = [tensor_type(v).dims[-1] for v in weighed]
-        results = [TensorType.get((batch, heads, rows, n), t.element_type, t.device.data) for n in columns]
+        results = [TensorType.get((batch, heads, rows, n), kind, t.device.data) for n in columns]
+        if isinstance(at, nd.ReduceOp):
+            tensors[0] = _of_all_heads(new, tensors[0], batch, heads)
+            summed = range(2) if tensor_type(at.input).rank < 4 else at.dims.data
+            kept = [ONE if d in summed else n for d, n in enumerate((batch, heads))]
+            results = [TensorType.get((*kept, *terms.dims[2:]), f32, t.device.data)]
         if softmax is not None:
             results += [TensorType.get((batch, heads, rows), f32, t.device.data)] * 2
         made = weighed_call(
             tensors[: len(factors)], tensors[len(factors) :], terms.operands(), self._named(function), results,
             softmax is not None, scales, softmax.empty if softmax is not None else 0.0, terms.turned,
-            softmax is not None and bool(softmax.factors),
+            softmax is not None and bool(softmax.factors), not values,
         )  # fmt: skip
         new(made)
         for k, (old, _) in enumerate(values):
@@ -294,6 +314,24 @@ def _unrepeated(new: _Inserter, x: SSAValue, batch: Expr, heads: Expr, kind: obj
         return x
     size = batch if product(t.dims[:-2]) is product((batch, heads)) else ONE
     return new(nd.ReshapeOp.new((x,), t.with_dims((size, product(t.dims[:-2]) if size is ONE else heads, *t.dims[-2:]))))
+
+
+def _kind_of(factors: Sequence[SSAValue]) -> Attribute:
+    """The type that all factors have in front of casts to float32."""
+    kinds = {tensor_type(_widened(x) or x).element_type for x in factors}
+    return kinds.pop() if len(kinds) == 1 else f32
+
+
+def _of_all_heads(new: _Inserter, x: SSAValue, batch: Expr, heads: Expr) -> SSAValue:
+    """A factor with all batches and heads, repeated where it has fewer."""
+    t = tensor_type(x)
+    if t.dims[:2] == (batch, heads):
+        return x
+    group = exact_quotient(heads, t.dims[1])
+    assert group is not None
+    split = new(nd.ReshapeOp.new((x,), t.with_dims((t.dims[0], t.dims[1], ONE, *t.dims[2:]))))
+    wide = new(nd.ExpandOp.new((split,), t.with_dims((batch, t.dims[1], group, *t.dims[2:]))))
+    return new(nd.ReshapeOp.new((wide,), t.with_dims((batch, heads, *t.dims[2:]))))
 
 
 def _widened(x: SSAValue) -> SSAValue | None:

@@ -13,6 +13,7 @@ share one of a factor.
   hidden; null: there the scores are the weights.
 - blocks: null, or for each `BLOCK_ROWS` rows and `BLOCK_TERMS` terms a byte (`BlockKind`):
   hidden, nothing is computed; mixed, `masked` is called; seen, `sure`. Null: all are mixed.
+- s0: with `added`, floats that weights are added up to, over batches or heads where a stride is 0. No rows are weighed then.
 - top, total: of a softmax, the highest exponent of each row and the sum of the exponentials less it, floats.
   A row without a finite exponent gives -inf, 0 and, with `empty`, this number in place of the sums divided by 0.
 
@@ -45,7 +46,7 @@ _AT = {name: 8 * k for k, name in enumerate(_PARTS)}
 
 def fields_of(spec: WeighedSpec) -> list[str]:
     """The fields of a call in their order. Pointers and numbers have 8 bytes, floats the first 4 of these."""
-    return weighed_fields(spec.scores, spec.weights, spec.softmax)
+    return weighed_fields(spec.scores, spec.weights, spec.softmax, spec.added)
 
 
 def weighed_function(spec: WeighedSpec) -> tuple[str, str]:
@@ -56,7 +57,7 @@ def weighed_function(spec: WeighedSpec) -> tuple[str, str]:
     parts += [pack_b_columns(shape, f"{symbol}_pack"), convert_rows(f"{symbol}_widen", shape.isa, spec.dtype, "f32", "f32")]
     parts += [columns_function(symbol, shape), *row_functions(symbol, shape, spec.dtype)]
     parts += [_search(f"{symbol}_first", "eq"), _search(f"{symbol}_other", "ne"), _store(spec)]
-    parts += [_times(spec)] if spec.scaled else []
+    parts += [_times(spec)] if spec.scaled else [_plus(spec)] if spec.added else []
     parts += [_pack(spec), _run(spec), _head(spec), _slot(spec), thunk(symbol, _AT["slots"]), _entry(spec)]
     return symbol, "\n".join(parts)
 
@@ -145,6 +146,19 @@ def _times(spec: WeighedSpec) -> str:
     return f.text()
 
 
+def _plus(spec: WeighedSpec) -> str:
+    """`<symbol>_plus(weights, sums, count)`: one row of weights is added to floats in memory."""
+    f = Function(f"{spec.symbol}_plus", [("ptr", "weights"), ("ptr", "sums"), ("i64", "count")])
+    lanes = spec.shape.lanes
+    whole = f.mul(f.div("%count", lanes), lanes)
+    for low, high, count in ((0, whole, lanes), (whole, "%count", 1)):
+        ty = vector(count, "float")
+        with f.loop(low, high, count) as j:
+            place = f.at("%sums", f.mul(j.i, 4))
+            f.store(ty, f.let(f"fadd {ty} {f.load(ty, place)}, {f.load(ty, f.at('%weights', f.mul(j.i, 4)))}"), place)
+    return f.text()
+
+
 def _store(spec: WeighedSpec) -> str:
     """`<symbol>_store(sums, factor, o, columns)`: one row of results."""
     f = Function(f"{spec.symbol}_store", [("ptr", "sums"), ("float", "factor"), ("ptr", "o"), ("i64", "columns")])
@@ -164,7 +178,7 @@ _PACK_ARGS = (("ptr", "fields"), ("ptr", "scratch"), ("ptr", "pointers"), ("i64"
 def _pointers(spec: WeighedSpec) -> list[str]:
     """What `pointers` of a head has: where its factors, its rows and its results begin, and its table of blocks."""
     names = [f"{x}{k}" for k in range(spec.scores) for x in "ab"] + [f"{x}{k}" for k in range(spec.weights) for x in "vo"]
-    return [*names, "blocks"]
+    return [*names, *(["s0"] if spec.added else []), "blocks"]
 
 
 def _of_head(f: Function, spec: WeighedSpec, name: str) -> str:
@@ -243,6 +257,11 @@ def _run(spec: WeighedSpec) -> str:
             blocks = ", ".join(f"ptr {f.at(x, f.mul(part.i, 4))}" for x in base)
             f.do(f"call void {function}(ptr {v['context']}, {', '.join(f'i64 {n}' for n in numbers)}, {blocks})")
     skipped = f.mul("%start", 4)
+    if spec.added:
+        place = f.at(_of_head(f, spec, "s0"), f.mul(f.add("%first", "%start"), 4))
+        with f.loop(0, "%own") as one:
+            sums = f.at(place, f.mul(f.add(row, one.i), f.mul(v["s0_row"], 4)))
+            f.do(f"call void @{symbol}_plus(ptr {f.at(f.at(base[0], skipped), f.mul(one.i, row_length))}, ptr {sums}, i64 {length})")
     for k in range(spec.weights):
         as_it_lies, padded = _in_place(f, spec, v[f"columns{k}"])
         o_row = f.mul(padded, 4)
@@ -384,22 +403,44 @@ def _slot(spec: WeighedSpec) -> str:
     v.all(fields_of(spec))
     pointers = f.alloca(len(_pointers(spec)), "ptr")
     part, row = f.div("%slot", own["row_parts"]), f.let(f"urem i64 %slot, {own['row_parts']}")
-    total = f.mul(v["batches"], v["heads"])
+    kept_batches, kept_heads = _kept(f, spec, v)
+    total, added_heads = f.mul(kept_batches, kept_heads), f.div(v["heads"], kept_heads)
     each = f.mul(f.ceil_div(f.ceil_div(v["rows"], BLOCK_ROWS), own["row_parts"]), BLOCK_ROWS)
     first = f.min(f.mul(row, each), v["rows"])
     last = f.min(f.add(first, each), v["rows"])
     scratch = f.at(own["scratch"], f.mul("%slot", _layout(spec)["end"]))
     start = f.div(f.mul(part, total), own["head_parts"])
     with f.loop(start, f.div(f.mul(f.add(part, 1), total), own["head_parts"])) as item:
-        batch, head = f.div(item.i, v["heads"]), f.let(f"urem i64 {item.i}, {v['heads']}")
-        for k, name in enumerate(_pointers(spec)):
-            of_head = head if name[0] == "o" or name == "blocks" else f.div(head, v[f"{name}_group"])
-            offset = f.add(f.mul(batch, v[f"{name}_batch"]), f.mul(of_head, v[f"{name}_head"]))
-            size = 1 if name == "blocks" else shape.element
-            f.store("ptr", f.at(v[name], f.mul(offset, size)), f.at(pointers, 8 * k), 8)
-        args = f"ptr {own['fields']}, ptr {scratch}, ptr {pointers}, i64 {batch}, i64 {head}, i64 {first}, i64 {last}"
-        f.do(f"call void @{symbol}_head({args})")
+        kept_batch, kept_head = f.div(item.i, kept_heads), f.let(f"urem i64 {item.i}, {kept_heads}")
+        if spec.added:
+            _zero(f, v, kept_batch, kept_head, first, last)
+        with f.loop(0, f.mul(f.div(v["batches"], kept_batches), added_heads)) as one:
+            batch = f.add(kept_batch, f.div(one.i, added_heads))
+            head = f.add(kept_head, f.let(f"urem i64 {one.i}, {added_heads}"))
+            for k, name in enumerate(_pointers(spec)):
+                of_head = head if name[0] in "os" or name == "blocks" else f.div(head, v[f"{name}_group"])
+                offset = f.add(f.mul(batch, v[f"{name}_batch"]), f.mul(of_head, v[f"{name}_head"]))
+                size = 1 if name == "blocks" else 4 if name == "s0" else shape.element
+                f.store("ptr", f.at(v[name], f.mul(offset, size)), f.at(pointers, 8 * k), 8)
+            args = f"ptr {own['fields']}, ptr {scratch}, ptr {pointers}, i64 {batch}, i64 {head}, i64 {first}, i64 {last}"
+            f.do(f"call void @{symbol}_head({args})")
     return f.text()
+
+
+def _kept(f: Function, spec: WeighedSpec, v: _Fields) -> tuple[str, str]:
+    """How many batches and heads sums are kept apart for, 1 where a stride says that all are added up: one thread has those of a sum."""
+    if not spec.added:
+        return v["batches"], v["heads"]
+    batches = f.pick(f.cmp("eq", v["s0_batch"], 0), 1, v["batches"])
+    return str(batches), str(f.pick(f.cmp("eq", v["s0_head"], 0), 1, v["heads"]))
+
+
+def _zero(f: Function, v: _Fields, batch: Value, head: Value, first: Value, last: Value) -> None:
+    """Sums of rows [first, last) begin at 0."""
+    offset = f.add(f.mul(batch, v["s0_batch"]), f.mul(head, v["s0_head"]))
+    with f.loop(first, last) as row:
+        place = f.at(v["s0"], f.mul(f.add(offset, f.mul(row.i, v["s0_row"])), 4))
+        f.do(f"call void @llvm.memset.p0.i64(ptr {place}, i8 0, i64 {f.mul(v['terms'], 4)}, i1 false)")
 
 
 def _entry(spec: WeighedSpec) -> str:
@@ -409,14 +450,16 @@ def _entry(spec: WeighedSpec) -> str:
     context, v = f.alloca(len(_PARTS), "i64"), _Fields(f, spec)
     v.all(["batches", "heads", "rows", "terms"])
     total = f.mul(v["batches"], v["heads"])
-    with f.when(f.cmp("sgt", f.mul(total, v["rows"]), 0)):
+    kept_batches, kept_heads = _kept(f, spec, v)
+    kept = f.mul(kept_batches, kept_heads)
+    with f.when(f.cmp("sgt", f.mul(kept, v["rows"]), 0)):
         work: Value = 0
         for name in (*(f"depth{k}" for k in range(spec.scores)), *(f"columns{k}" for k in range(spec.weights))):
             work = f.add(work, v[name])
         cost = f.div(f.mul(f.mul(f.mul(total, v["rows"]), v["terms"]), f.add(work, 32)), 100)
         available = f.let("sext i32 " + f.let("call i32 @omp_get_max_threads()") + " to i64")
         wanted = f.max(f.min(f.min("%threads", available), f.div(cost, SERIAL_NS)), 1)
-        head_parts = f.min(wanted, total)
+        head_parts = f.min(wanted, kept)
         row_parts = f.min(f.div(wanted, head_parts), f.ceil_div(v["rows"], BLOCK_ROWS))
         slots = f.mul(head_parts, row_parts)
         f.store("ptr", "%fields", f.at(context, _AT["fields"]), 8)

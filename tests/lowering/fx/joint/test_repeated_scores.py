@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import flex_attention
 
 import stepwell
 from stepwell.lowering.fx.joint.repeated_scores import HALVES, KERNELS, ScoreKernels, kernels_for
@@ -81,6 +82,39 @@ def test_dropout_is_drawn_again(function, dtype, kept):
         assert (a.double() - b).norm() < (1e-6 if dtype == torch.float32 else 1e-2) * b.norm()
     assert 0.6 < (keep[WEIGHTS[function](*exact[:2]) > 0] > 0).double().mean() < 0.8
     assert kept[1] == [] and not stepwell.counters["fallback"]
+
+
+def of_bias(q, k, v, bias):
+    return torch.softmax(q @ k.mT * 0.1 + bias, -1) @ v
+
+
+def of_table(q, k, v, table):
+    away = torch.arange(ROWS)[:, None] - torch.arange(TERMS) + TERMS
+    return torch.softmax(q @ k.mT * 0.1 + table[away].permute(2, 0, 1), -1) @ v
+
+
+def of_function(q, k, v, table):
+    """Torch takes no gradients of queries, keys and values on the CPU."""
+    q, k, v = (x.detach() for x in (q, k, v))
+    return flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: score * 0.5 + table[i - j + TERMS, h])
+
+
+CAPTURED = {of_bias: (3, ROWS, TERMS), of_table: (ROWS + TERMS, 3), of_function: (ROWS + TERMS, 3)}
+
+
+@pytest.mark.parametrize("function", [pytest.param(f, marks=() if f is of_table else pytest.mark.long) for f in CAPTURED])
+def test_gradients_of_tables_are_added_up_by_blocks(function, kept):
+    generator = torch.Generator().manual_seed(1)
+    sizes = [(2, 3, n, WIDTH) for n in (ROWS, TERMS, TERMS)]
+    args = [torch.randn(s, generator=generator).requires_grad_() for s in (*sizes, CAPTURED[function])]
+    exact = [x.detach().double().requires_grad_() for x in args]
+    wanted = 3 if function is of_function else 0
+    got, want = torch.compile(function, backend="stepwell", fullgraph=True)(*args), function(*exact)
+    seed = torch.randn(want.shape, generator=generator)
+    given, right = torch.autograd.grad(got, args[wanted:], seed), torch.autograd.grad(want, exact[wanted:], seed.double())
+    for a, b in zip((got, *given), (want, *right), strict=True):
+        assert (a.double() - b).norm() < 2e-6 * b.norm()
+    assert kept == [[]] and stepwell.counters["passes"]["nd-weigh-rows"]["num-weighed"] > 1 and not stepwell.counters["fallback"]
 
 
 def test_few_scores_are_kept(monkeypatch):

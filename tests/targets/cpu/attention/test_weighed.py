@@ -46,8 +46,8 @@ def terms_function(spec: WeighedSpec, change):
     return kind(call)
 
 
-def run(spec, factors, values, masked=None, sure=None, blocks=None, scale=1.0, empty=0.0, threads=1):
-    """The weighed rows, and the maxima and sums of a softmax."""
+def run(spec, factors, values, masked=None, sure=None, blocks=None, scale=1.0, empty=0.0, threads=1, sums=None):
+    """The weighed rows, and the maxima and sums of a softmax. `sums`: what weights are added up to."""
     a = factors[0][0]
     dtype, (batch, heads, rows, _), terms = a.dtype, a.shape, factors[0][1].shape[2]
     room = [torch.full((batch, heads, rows, v.shape[-1] + 5), float("nan"), dtype=dtype) for v in values]
@@ -73,6 +73,9 @@ def run(spec, factors, values, masked=None, sure=None, blocks=None, scale=1.0, e
     for name, t in (("top", top), ("total", total)):
         made |= {name: t.data_ptr(), f"{name}_batch": t.stride(0), f"{name}_head": t.stride(1), f"{name}_row": t.stride(2)}
     made["empty"] = empty
+    if sums is not None:
+        strides = (0 if n == 1 else s for n, s in zip(sums.shape[:3], sums.stride(), strict=False))
+        made |= dict(zip(("s0_batch", "s0_head", "s0_row", "s0"), (*strides, sums.data_ptr()), strict=True))
     packed = b""
     for name in fields_of(spec):
         x = made[name]
@@ -143,6 +146,26 @@ def test_several_scores_and_weights(threads):
     s, t = a.double() @ b.double().mT, c.double() @ d.double().mT
     i, j = torch.arange(90)[:, None], torch.arange(600)
     assert error(x, (s * t) @ v.double()) < 2e-6 and error(y, (s + t * (i >= j)) @ w.double()) < 2e-6
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("batches", "summed"), [(3, (0,)), (3, (1,)), (3, (0, 1)), (3, ()), (0, (0,))])
+def test_weights_that_are_added_up(dtype, batches, summed):
+    """By any number of threads, in one order; blocks that a table hides are 0."""
+    spec = WeighedSpec(dtype, host_isa().name, 2, 0, False, added=True)
+    rows, terms, kind = 50, 1100, DTYPES[dtype][0]
+    a, b, c, d = (numbers(batches, 2, n, 16, seed=s, dtype=kind) for s, n in enumerate((rows, terms, rows, terms)))
+    kinds, wide = table(batches, 2, rows, terms)
+    masked = terms_function(spec, lambda batch, h, i, j, s, t: [s * t * (i >= j - 900)])
+    seen = (wide == 2) | (wide == 1) & (torch.arange(rows)[:, None] >= torch.arange(terms) - 900)
+    want = torch.where(seen, (a.double() @ b.double().mT) * (c.double() @ d.double().mT), 0.0)
+    want = want.sum(summed, True) if summed else want
+    every = terms_function(spec, lambda batch, h, i, j, s, t: [s * t])
+    shape = [1 if k in summed else n for k, n in enumerate((batches, 2))]
+    found = [torch.full((*shape, rows, terms), math.nan) for _ in range(2)]
+    for threads, sums in zip((1, 2), found, strict=True):
+        run(spec, [(a, b), (c, d)], [], masked, every, kinds, threads=threads, sums=sums)
+    assert torch.equal(*found) and error(found[0], want) < 2e-6
 
 
 def test_a_row_that_sees_nothing_gives_what_is_asked_for():
