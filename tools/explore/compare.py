@@ -10,7 +10,8 @@ SUMS = ("bytes", "predicted_us", "measured_us", "flops")
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
     """For each graph of both, by its place: `title`, `steps`, SUMS over all steps and `peak` as [before, after]; the labels of the steps
-    that only one of them has (`only_before`, `only_after`); the pairs of nests that one of them alone has fused (`parted`, `joined`)."""
+    that only one of them has (`only_before`, `only_after`); the pairs of nests that one of them alone has fused (`parted`, `joined`); what
+    became of the `directives` of the second."""
     return [_graphs(a, b) for a, b in zip(before["graphs"], after["graphs"], strict=False)]
 
 
@@ -24,4 +25,5 @@ def _graphs(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, An
     found["only_after"] = [label for label in labels[1] if label not in labels[0]]
     pairs = [{f"{pair['first']} and {pair['second']}" for pair in one["plan"]["pairs"] if pair["fused"]} for one in both]
     found["parted"], found["joined"] = sorted(pairs[0] - pairs[1]), sorted(pairs[1] - pairs[0])
+    found["directives"] = after["plan"]["directives"]
     return found

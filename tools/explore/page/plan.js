@@ -58,8 +58,13 @@ class PlanView {
   overrule(one) {
     const first = one.first, second = one.second.split(", ")[0];
     return one.fused
-      ? h("button", { type: "button", class: "small", click: () => this.app.views.run.add("no_fuse", first) }, "keep apart")
+      ? h("button", { type: "button", class: "small", click: () => this.app.views.run.add("no_fuse", this.alone(first)) }, "keep apart")
       : h("button", { type: "button", class: "small", click: () => this.app.views.run.add("fuse", `${first}+${second}`) }, "fuse");
+  }
+
+  /** A nest as directives name it alone: an operator's name without a number means all of its nests, which stay together then. */
+  alone(label) {
+    return this.graph.raw.plan.loops.some((one) => one.label === `${label}.2`) ? `${label}.1` : label;
   }
 }
 

@@ -86,18 +86,30 @@ class RunView {
     await this.asking(this.said, async () => {
       const found = await this.ask("rerun", { options: this.options(), measure: this.measure.checked });
       this.app.replace(found.document);
-      this.said.replaceChildren(this.compared(found), this.back());
+      const runs = [];
+      const draw = () => this.said.replaceChildren(this.compared(found.comparison, runs), this.back());
+      for (let graph = 0; graph < found.comparison.length; graph++) {
+        draw();
+        runs.push((await this.ask("results", { graph })).run);
+      }
+      draw();
     });
   }
 
-  compared({ comparison, runs }) {
-    const both = ([a, b], text) => `${text(a)} → ${text(b)}`;
-    const rows = comparison.map((one, k) => [one.title, both(one.steps, String), both(one.bytes, bytesText), both(one.peak, bytesText), both(one.predicted_us, timeText),
-      one.measured_us[0] && one.measured_us[1] ? both(one.measured_us, timeText) : "", runs[k]?.us ? both([runs[k].base_us, runs[k].us], timeText) : "", this.same(runs[k])]);
+  /** What two compilations differ in. `runs`: of the graphs that were run so far whether results are the same. */
+  compared(comparison, runs) {
+    const both = ([a, b], text) => (a || b ? `${text(a)} → ${text(b)}` : "");
+    const columns = {
+      graph: (one) => one.title, steps: (one) => both(one.steps, String), bytes: (one) => both(one.bytes, bytesText), peak: (one) => both(one.peak, bytesText),
+      predicted: (one) => both(one.predicted_us, timeText), "kernels measured": (one) => (one.measured_us[0] && one.measured_us[1] ? both(one.measured_us, timeText) : ""),
+      "a call": (one, k) => (runs[k]?.us ? both([runs[k].base_us, runs[k].us], timeText) : ""), results: (one, k) => (k < runs.length ? this.same(runs[k]) : "running …"),
+    };
+    const filled = Object.entries(columns).filter(([, text]) => comparison.some((one, k) => text(one, k)));
     const told = { only_before: "steps that are gone", only_after: "new steps", parted: "no longer fused", joined: "fused now" };
     const steps = comparison.flatMap((one) => Object.entries(told).flatMap(([key, text]) => (one[key].length ? [`${one.title}, ${text}: ${one[key].join(", ")}`] : [])));
-    return h("div", {}, h("div", { class: "table" }, table(["graph", "steps", "bytes", "peak", "predicted", "kernels measured", "a call", "results"], rows, [])),
-      ...steps.map((text) => h("p", {}, text)));
+    const outcomes = comparison.flatMap((one) => one.directives.map((d) => `${d.text}: ${d.granted ? "granted" : "refused"}, ${d.reason}`));
+    return h("div", {}, h("div", { class: "table" }, table(filled.map(([name]) => name), comparison.map((one, k) => filled.map(([, text]) => text(one, k))), [])),
+      ...[...outcomes, ...(steps.length ? steps : ["Both have the same steps and the same fusions."])].map((text) => h("p", {}, text)));
   }
 
   same(run) {

@@ -34,7 +34,7 @@ class Server(ThreadingHTTPServer):
             raise ExploreError(f"cannot listen on port {port}: {error.strerror}") from error
         self.token = secrets.token_urlsafe(24)
         self.actions: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-            f"/api/{name}": getattr(session, name) for name in ("rerun", "check", "run", "lower")
+            f"/api/{name}": getattr(session, name) for name in ("rerun", "results", "check", "run", "lower")
         }
 
     @property

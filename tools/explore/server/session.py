@@ -29,20 +29,35 @@ class Session:
         self._again = again
         self._pool = Pool(1, f"{__package__}.worker", RUN_SECONDS)
         self._busy = threading.Lock()
+        self._latest = first.data
+        """The document of the latest rerun."""
 
     def close(self) -> None:
         """End what still runs."""
         self._pool.close()
 
     def rerun(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Compile with other options: the new `document`, the `comparison` with the first one, and of each graph whether its results are
-        the same, with both times. Raises ExploreError for other options than RERUN_OPTIONS, and what compiling raises."""
+        """Compile with other options: the new `document`, and the `comparison` with the first one. Raises ExploreError for other options
+        than RERUN_OPTIONS, and what compiling raises."""
         options = given.get("options", {})
         if not isinstance(options, dict) or (unknown := [name for name in options if name not in RERUN_OPTIONS]):
             raise ExploreError(f"only {', '.join(RERUN_OPTIONS)} can be set, got {options if not isinstance(options, dict) else unknown}")
         with self._busy:
             found = self._again({**self.first.data["call"]["options"], **options}, bool(given.get("measure")))
-            return {"document": found.data, "comparison": compare(self.first.data, found.data), "runs": self._runs(found)}
+            self._latest = found.data
+            return {"document": found.data, "comparison": compare(self.first.data, found.data)}
+
+    def results(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Whether the results of a graph are the first document's, by the latest `rerun`, with both times: `run`, see worker.py; None where
+        the graphs are others. It may take long where kernels are interpreted. Raises ExploreError for a graph that there is not."""
+        graph = given.get("graph")
+        with self._busy:
+            before, after = self.first.data, self._latest
+            if not isinstance(graph, int) or not 0 <= graph < len(after["graphs"]):
+                raise ExploreError(f"there is no graph {graph!r}")
+            if [one["title"] for one in before["graphs"]] != [one["title"] for one in after["graphs"]]:
+                return {"run": None}
+            return {"run": self._ask(_last_function(after, graph), _last_function(before, graph), f"graph_{graph + 1}")}
 
     def check(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """What is wrong with the text of a level: `errors`, none where it can be run."""
@@ -72,13 +87,6 @@ class Session:
         if not isinstance(text, str):
             raise ExploreError("a request has the 'text' of a level")
         return with_kernels(self.first.data, given["graph"], level, text)
-
-    def _runs(self, found: Exploration) -> list[dict[str, Any]]:
-        """Of each graph what differs from the first document's, and both times; nothing where graphs are others."""
-        before, after = self.first.data["graphs"], found.data["graphs"]
-        if [one["title"] for one in before] != [one["title"] for one in after]:
-            return []
-        return [self._ask(_last_function(found.data, k), _last_function(self.first.data, k), f"graph_{k + 1}") for k in range(len(after))]
 
     def _ask(self, text: str, base: str, file: str) -> dict[str, Any]:
         """The answer of the worker, or an error that says why there is none."""
