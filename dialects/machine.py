@@ -1,7 +1,8 @@
 """The dialect `stepwell`: what is said of a whole module. `stepwell.machine`, an attribute of the module, names the machine that it is
-compiled for.
+compiled for. `stepwell.order` says that each sum has one order, whatever else is computed beside it.
 
     builtin.module attributes {stepwell.machine = #stepwell.machine<"sm_90", multiprocessors = 132>} { ... }
+    builtin.module attributes {stepwell.order = "fixed"} { ... }
 """
 
 from __future__ import annotations
@@ -10,17 +11,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.ir import Data, Dialect, Operation
 from xdsl.irdl import irdl_attr_definition
 from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
-from ..errors import StepwellError
+from ..errors import StepwellError, UserError
 
 MACHINE = "stepwell.machine"
 """The attribute of a module that names its machine."""
+ORDER = "stepwell.order"
+"""The attribute of a module whose reductions have an order that depends on what they add alone: "fixed"."""
 USUAL_GPU = "sm_90"
 """The GPU that is meant where none is named."""
 NUMBERS: Mapping[str, Mapping[str, int]] = {"cpu": {"threads": 1, "library": 0}, "gpu": {"multiprocessors": 1, "device": 0, "library": 0}}
@@ -28,6 +31,10 @@ NUMBERS: Mapping[str, Mapping[str, int]] = {"cpu": {"threads": 1, "library": 0},
 torch runs: every operator is computed by code of ours."""
 _NAMES = {"cpu": re.compile("cpu"), "nvidia": re.compile(r"sm_\d{2,3}[af]?"), "amd": re.compile("gfx[0-9a-f]{3,4}")}
 """Whose instructions a machine has -> how such machines are called."""
+
+
+class OrderError(UserError):
+    """A sum whose order is not known, or depends on more than its terms, in a module that promises otherwise."""
 
 
 class TargetError(StepwellError):
@@ -63,8 +70,17 @@ class NamedMachine:
         return next((maker for maker, names in _NAMES.items() if names.fullmatch(self.name)), "")
 
 
+def has_fixed_order(op: Operation) -> bool:
+    """Whether the order of a sum may depend on nothing but its terms: not on how many others there are, nor on threads."""
+    module = module_of(op)
+    return module is not None and module.attributes.get(ORDER) == StringAttr("fixed")
+
+
 def has_library(op: Operation) -> bool:
-    """Whether operators may be calls of torch's library on the machine of `op`'s module: everywhere, unless it says `library = 0`."""
+    """Whether operators with sums in them may be calls of torch's library on the machine of `op`'s module: unless that says `library = 0`,
+    or sums have a fixed order, which the library does not promise."""
+    if has_fixed_order(op):
+        return False
     named = named_machine(op)
     return named is None or dict(named.numbers).get("library", 1) != 0
 

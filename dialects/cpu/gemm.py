@@ -43,6 +43,8 @@ class GemmOp(QuickOp):
 
     With `panels = W` B is stored in panels of W columns, [ceil(N / W), K, W], the last one filled up, and ldb is ignored.
 
+    With `ordered` each sum is made term after term, however many rows there are.
+
     With `epilogue` the kernel of that name is called for each rectangle of C that is finished, from any thread. `passed` says for each of
     its arguments what it gets: the first `row` or `column` of the rectangle, the number of its `rows` or `columns`, or what is `given` to
     this function behind its own arguments, in order. C is of the accumulator's type then, f32 or f64.
@@ -61,6 +63,7 @@ class GemmOp(QuickOp):
     passed = opt_prop_def(ArrayAttr)
     windows = opt_prop_def(UnitAttr)
     panels = opt_prop_def(IntegerAttr)
+    ordered = opt_prop_def(UnitAttr)
     traits = traits_def(SymbolOpInterface())
     irdl_options = (ParsePropInAttrDict(),)
     assembly_format = "$sym_name attr-dict"

@@ -19,6 +19,7 @@ from xdsl.ir import Block, Region
 
 from ...dialects import nd
 from ...dialects.expr import Expr
+from ...dialects.machine import ORDER
 from ...dialects.nd.types import TensorType
 from ...passes.nd.products.factor_types import TF32
 from ..outputs import Output
@@ -112,6 +113,7 @@ def import_graph(
     output_strides: Sequence[Any] | None = None,
     border: Border | None = None,
     numerics: str = "default",
+    order: str = "",
     fallback_random: bool = False,
     compile_body: Callable[[GraphModule], Program] | None = None,
     make_kernel: MakeKernel | None = None,
@@ -125,7 +127,7 @@ def import_graph(
     `example_inputs`. static_inputs: positions of placeholders whose address does not change between calls.
     output_strides: for each output the strides that the caller must see, None for torch's own. border: which outputs
     the caller makes views or new values of inputs. numerics "eager" rounds
-    f16 and bf16 after every op. fallback_random: random numbers
+    f16 and bf16 after every op; order "fixed": sums have an order of their own (dialects/machine.py). fallback_random: random numbers
     from the library's generator, as eager draws them. compile_body: compiles a subgraph of a higher-order operator; without it such a
     subgraph runs operator by operator. make_kernel: makes the user's Triton kernels (user_kernels.py); without it Triton launches them.
     forced: operators that are library calls whatever rule there is, by name
@@ -145,7 +147,10 @@ def import_graph(
     b.run_all(later_waits([n for n in nodes if n.op not in ("placeholder", "output")]))
     b.node, b.location = output, b.locate(output)
     results = _results(b, nodes, places, output_strides, border or Border())
-    return _assemble(b, name, numerics, inputs, attributes, results)
+    made = _assemble(b, name, numerics, inputs, attributes, results)
+    if order:
+        made.module.attributes[ORDER] = StringAttr(order)
+    return made
 
 
 def _arguments(

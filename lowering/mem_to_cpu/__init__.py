@@ -29,6 +29,7 @@ from ...dialects.cpu import KernelOp
 from ...dialects.expr import Expr
 from ...dialects.expr.ranges import RangeEnv
 from ...dialects.host import LaunchOp
+from ...dialects.machine import has_fixed_order
 from ...passes.analysis.levels import refuse_tensors
 from ...passes.analysis.nest_access import NestAccess
 from ...passes.analysis.nest_key import is_nest_in_memory
@@ -64,7 +65,7 @@ class MemToCpu(Pass):
         MemTermBlocks().apply(ctx, op)  # for pipelines without it
         symbols, hints = symbol_facts(op)
         outliner = CpuOutliner(op, RangeEnv({**symbols, **RECTANGLE_RANGES}), {**hints, **RECTANGLE_HINTS})
-        contracts = ContractLowering(op.body.block.add_op, self.library, lambda nest: self._outline(outliner, nest))
+        contracts = ContractLowering(op.body.block.add_op, self.library, lambda nest: self._outline(outliner, nest), has_fixed_order(op))
         attentions, int4 = AttentionLowering(op.body.block.add_op), Int4Lowering(op.body.block.add_op)
         grains: dict[str, int] = {}
         terms = term_functions(op)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import StringAttr, bf16, f16, f32, f64, i8, i32, i64
+from xdsl.dialects.builtin import StringAttr, UnitAttr, bf16, f16, f32, f64, i8, i32, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import cpu, host, loop, mem
@@ -283,9 +283,14 @@ class ContractLowering:
     """Lowers the contractions of one module; equal ones share a kernel. `add_symbol` puts an op at the module's end."""
 
     def __init__(
-        self, add_symbol: Callable[[Operation], None], library: bool = False, outline: Callable[[loop.NestOp], host.LaunchOp] | None = None
+        self,
+        add_symbol: Callable[[Operation], None],
+        library: bool = False,
+        outline: Callable[[loop.NestOp], host.LaunchOp] | None = None,
+        ordered: bool = False,
     ):
         self.add_symbol = add_symbol
+        self.ordered = ordered
         self.library = library
         self.outline = outline
         self.kernels: dict[object, str] = {}
@@ -348,6 +353,8 @@ class ContractLowering:
         kind = GemmOp.make(
             "", dtype, out, trans_a, trans_b, p.bias is not None, p.accumulate, rhs, kernel, passed, p.a.windows is not None, p.b.panels
         )
+        if self.ordered:
+            kind.properties["ordered"] = UnitAttr()
         name = self._function(kind)
         matrices = (p.a, p.b, p.c) if p.bias is None else (p.a, p.b, p.c, p.bias)
         key = (name, p.batch, p.m, p.n, p.k, *((x.batch, x.row, x.column, x.start) for x in matrices))

@@ -63,7 +63,7 @@ class NestLowering(ThreadedLoops):
         self.inside: list[Loop] = []
         """Loops of the nest that run inside of the vector loop."""
         loops = LoopLowering(s, self.lower_body, self.choice)
-        reductions = ReduceLowering(s, self.lower_body, self.choice, self.parallel if self.few_units else None)
+        reductions = ReduceLowering(s, self.lower_body, self.choice, self.parallel if self.few_units else None, schedule.ordered)
         scans = ScanLowering(s, self.lower_region, self.choice)
         fills = FillLowering(s, lambda op: None if reductions.lower_rows(op) else loops.lower_for(op))
         self.nested: dict[type[Operation], Callable[[Any], None]] = {

@@ -53,13 +53,13 @@ class Segment:
     rest: int | None
 
 
-def segments(span: Span, width: int) -> list[Segment]:
-    """How a part of a loop is cut for vectors of `width` lanes."""
+def segments(span: Span, width: int, narrow: bool = True) -> list[Segment]:
+    """How a part of a loop is cut for vectors of `width` lanes. `narrow`: the last vector may have fewer."""
     count = span.count
     if count is None:
         if span.step % width == 0:
             return [Segment(width, None, 0, None)]
-        if width <= VECTOR_LANES:
+        if width <= VECTOR_LANES or not narrow:
             return [Segment(width, None, 0, None), Segment(width, None, -1, -1)]
         return [Segment(width, None, 0, None), Segment(VECTOR_LANES, None, -1, -1)]
     found: list[Segment] = []
@@ -67,7 +67,7 @@ def segments(span: Span, width: int) -> list[Segment]:
     if trips:
         found.append(Segment(width, trips, 0, None))
     if rest:
-        lanes = 1 << (rest - 1).bit_length()
+        lanes = 1 << (rest - 1).bit_length() if narrow else width
         found.append(Segment(lanes, 1, trips * width, None if lanes == rest else rest))
     return found
 

@@ -75,6 +75,8 @@ class Schedule:
     """The loops of the nest run in the order in which they are written, those after the vector loop inside of it."""
     tiles: dict[Expr, int] = field(default_factory=dict)
     """Loops (by dimension) that run in tiles, with the iterations of one."""
+    ordered: bool = False
+    """The order of a reduction depends on nothing but its terms: threads do not share it, and its last vector is as wide as the others."""
     serial: frozenset[Expr] = frozenset()
     """Dimensions whose iterations may write the same element: neither threads nor lanes."""
 

@@ -9,6 +9,7 @@ from xdsl.ir import Attribute, Operation
 
 from ...dialects import loop
 from ...dialects.expr import Expr, free_dims, linear_coeff
+from ...dialects.machine import has_fixed_order
 from ...dialects.nd.types import element_bytes
 from ..analysis.nest_access import Access, Loop, NestAccess, Node
 from ..analysis.schedule_attrs import is_fixed, schedule_table, tile_sizes
@@ -51,7 +52,7 @@ def choose(info: NestAccess, hints: Mapping[Expr, int], grain: int = SERIAL_NS) 
     table = schedule_table(info.nest)
     best = _cheapest(cost, table)
     root = info.root
-    best.fixed = is_fixed(info.nest)
+    best.fixed, best.ordered = is_fixed(info.nest), has_fixed_order(info.nest)
     best.tiles = _tile_dims(root, tile_sizes(table))
     if best.style == "lanes" and not root.children and best.vector is not None and not best.fixed:
         best.inside = loops_inside(cost, best.vector, best.lanes)
@@ -71,7 +72,7 @@ def choose(info: NestAccess, hints: Mapping[Expr, int], grain: int = SERIAL_NS) 
 def has_few_units(cost: Cost, schedule: Schedule) -> bool:
     """Whether the loops of the nest are too few for threads, so that these share the reductions inside."""
     root = cost.info.root
-    if schedule.serial or not root.children or cost.info.local:
+    if schedule.ordered or schedule.serial or not root.children or cost.info.local:
         return False
     units = 1.0
     for one in root.loops:

@@ -16,6 +16,7 @@ from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.ir import Attribute
 
 from ...dialects import loop
+from ...dialects.machine import has_fixed_order
 from ..analysis.nest_access import Loop, NestAccess, Node
 from ..analysis.nest_key import nest_key
 from ..analysis.schedule_attrs import bool_attr, int_attr, schedule_table, update_schedule
@@ -23,6 +24,7 @@ from ..analysis.symbols import symbol_facts
 from ..cost.nest_cost import NS_PER_UNIT, SERIAL_NS, Schedule, _name, _number
 from ..cost.schedule_choice import choose
 from ..manager.pass_manager import Pass
+from .fixed_order import fix_order
 
 # ---- cost
 
@@ -80,7 +82,8 @@ def copy_schedule(source: loop.NestOp, target: loop.NestOp) -> None:
 
 @dataclass(frozen=True)
 class LoopSchedule(Pass):
-    """Chooses vector loop, lanes, tiles and threads of each nest and writes them on it as attributes."""
+    """Chooses vector loop, lanes, tiles and threads of each nest and writes them on it as attributes. Reductions of a module whose order is
+    fixed get that order (fixed_order.py)."""
 
     name = "loop-schedule"
 
@@ -89,6 +92,7 @@ class LoopSchedule(Pass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_facts(op)
+        ordered = has_fixed_order(op)
         known: dict[object, loop.NestOp] = {}
         for nest in [n for n in op.walk() if type(n) is loop.NestOp]:
             if "vector" in schedule_table(nest):
@@ -98,6 +102,8 @@ class LoopSchedule(Pass):
                 copy_schedule(same, nest)
                 continue
             info = NestAccess(nest, symbols)
+            if ordered:
+                fix_order(info)
             schedule = choose(info, hints, self.grain)
             annotate(info.root, schedule)
             self.statistic(f"num-{schedule.style}")

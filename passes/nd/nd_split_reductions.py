@@ -19,6 +19,7 @@ from xdsl.ir import Operation, SSAValue
 
 from ...dialects import nd
 from ...dialects.expr import ONE, Expr, product
+from ...dialects.machine import has_fixed_order
 from ...dialects.nd.base import IntsAttr
 from ...dialects.nd.pointwise import PointwiseOp
 from ...dialects.nd.types import LOW_PRECISION, is_float, tensor_type
@@ -48,6 +49,8 @@ class NdSplitReductions(Pass):
     """The fewest rows: they are what runs in parallel. 0: as many as keep the machine busy."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        if has_fixed_order(op):
+            return
         hints = symbol_hints(op)
         least = self.rows or max(MIN_PARALLEL_TRIPS, machine_of(op).resident_programs)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:

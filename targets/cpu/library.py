@@ -28,7 +28,7 @@ _ISAS = "|".join(sorted(ISAS, key=len, reverse=True))
 _GEMM = re.compile(
     rf"stepwell_gemm_(?P<dtype>{_TYPES})_(?P<a>[nt])(?P<b>[nt])_(?P<isa>{_ISAS})"
     rf"(?:_by_(?P<by>{_TYPES}))?(?:_to_(?P<out>{_TYPES}))?(?:_bias_(?P<bias>{_TYPES}))?(?P<add>_add)?(?P<tile>_tile)?(?P<windows>_windows)?"
-    r"(?:_panels(?P<panels>\d+))?_shared"
+    r"(?:_panels(?P<panels>\d+))?(?P<ordered>_ordered)?_shared"
 )
 _INT4 = re.compile(rf"stepwell_int4_(?P<dtype>{_TYPES})_(?P<isa>{_ISAS})_shared")
 _ATTENTION = re.compile(rf"stepwell_attention_(?P<dtype>{_TYPES})_(?P<isa>{_ISAS})_shared")
@@ -57,6 +57,7 @@ def spec_of(symbol: str) -> LibrarySpec | None:
             b=found["by"] or "",
             windows=found["windows"] is not None,
             panels=int(found["panels"] or 0),
+            ordered=found["ordered"] is not None,
         )
     found = _WEIGHED.fullmatch(symbol)
     if found is not None:

@@ -11,7 +11,7 @@ from ..options.options import Options
 def setting_of(options: Options, *, trains: bool = False) -> Setting:
     """What rewrites of FX graphs hang on (lowering/fx/rewrites.py), as the options say; `trains`: see there."""
     return Setting(
-        eager_numerics=options.numerics == "eager",
+        eager_numerics=options.rounding == "eager",
         random_from_eager=options.fallback_random,
         deterministic=torch.are_deterministic_algorithms_enabled(),
         left_out=frozenset(options.disable_passes),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -154,7 +155,7 @@ def _traced_and_compiled(compilers: GraphCompilers, gm: torch.nn.Module, example
 
         compilers.weights = Weights(graph, example_inputs)
     # graphs make their own tokens: no argument, no result
-    with functorch_config.patch(unlift_effect_tokens=True), rare_garbage_collection(), traceable_lstms(graph):
+    with functorch_config.patch(unlift_effect_tokens=True), rare_garbage_collection(), traceable_lstms(graph), _spelled_attention(options):
         run = backend(graph, list(example_inputs))
     compilers.weights = None
     if (program := compilers.plain_program(example_inputs)) is not None:
@@ -162,6 +163,16 @@ def _traced_and_compiled(compilers: GraphCompilers, gm: torch.nn.Module, example
     if quantised is not None:
         return lambda *args: quantised(run(*args))
     return run if rebuild is None else lambda *args: rebuild(run(*args))
+
+
+def _spelled_attention(options: Options) -> AbstractContextManager[object]:
+    """Where each sum has an order of its own, attention is traced as products and a softmax: the sums of a kernel that goes by blocks of
+    keys depend on how many queries there are."""
+    if not options.batch_invariant:
+        return nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 class Flat(torch.nn.Module):

@@ -100,7 +100,7 @@ class GraphCase:
     def _draw(self, nodes: Sequence[Node]) -> dict[Node, Any]:
         options = self.options
         imported = import_graph(
-            self.gm, numerics=options.numerics, fallback_random=options.fallback_random, forced=frozenset(options.fallback)
+            self.gm, numerics=options.rounding, fallback_random=options.fallback_random, forced=frozenset(options.fallback)
         )
         run = NdInterpreter(imported.objects)
         with self.random.again():

@@ -137,7 +137,7 @@ class SeenValues:
         if not isinstance(value, torch.Tensor):
             return [value] * RUNS
         runs = widened_runs(value)
-        if node.op != "placeholder" and value.dtype in (torch.float16, torch.bfloat16) and self.case.options.numerics != "eager":
+        if node.op != "placeholder" and value.dtype in (torch.float16, torch.bfloat16) and self.case.options.rounding != "eager":
             runs[2:] = [self.exact._rounded(v, value, 1.0) for v in runs[2:]]
         return runs
 

@@ -29,6 +29,10 @@ class Options:
     numerics: str = option("default", choices=("default", "eager"))
     """"default" keeps f16/bf16 intermediates in f32 inside a fused nest, "eager" rounds after every operator."""
 
+    batch_invariant: bool = option(False)
+    """Each sum has an order that depends on its terms alone: the bits of a row do not depend on how many rows a call has, nor on the
+    others, nor on threads (docs/howto/batch-invariance.md). It rounds as `numerics="eager"` does. Only on the CPU."""
+
     fallback_random: bool = option(False)
     """Random numbers from torch's own generator, the same as eager draws."""
 
@@ -122,6 +126,11 @@ class Options:
 
     timing: bool = option(False, effect=Effect.SHOWN)
     """Print the time of every pass to stderr."""
+
+    @property
+    def rounding(self) -> str:
+        """The numerics that graphs are imported with. Where each operator rounds, one nest has the bits that several have."""
+        return "eager" if self.batch_invariant else self.numerics
 
 
 DECLARED: dict[str, Declared] = declared(Options)

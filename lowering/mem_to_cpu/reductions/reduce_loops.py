@@ -17,7 +17,7 @@ from ..shared_loops import MAX_CASCADE_VALUES, FlatRows, Share, SharedLoop, colu
 from ..state import State, scalar_type
 from . import reductions as red
 from .term_bounds import needed_part
-from .two_passes import TwoPassReduction
+from .two_passes import TwoPassReduction, chunk_size
 
 MIN_SHARED_REDUCTION_TRIPS = 128
 """Iterations of a reduction without loops inside from which on threads share it."""
@@ -28,7 +28,8 @@ ReductionPart = tuple[list[red.Accumulator], Callable[[Span], list[SSAValue]]]
 
 class ReduceLowering:
     """Lowers `loop.reduce`; `block` lowers the ops of a body, `choice` tells which loop of an op runs along the
-    lanes. `share`, where there is one, runs a function on threads: reductions outside of all loops are shared then."""
+    lanes. `share`, where there is one, runs a function on threads: reductions outside of all loops are shared then, unless they are
+    `ordered` (passes/loop/fixed_order.py)."""
 
     def __init__(
         self,
@@ -36,11 +37,13 @@ class ReduceLowering:
         block: Callable[[loop.LoopLike], None],
         choice: Callable[[Node], tuple[Loop, int] | None],
         share: Share | None,
+        ordered: bool = False,
     ):
         self.s = s
         self.block = block
         self.choice = choice
         self.share = share
+        self.ordered = ordered
         self.flat: dict[loop.LoopLike, FlatRows] = {}
         """The loops of ops that run as one."""
 
@@ -110,14 +113,15 @@ class ReduceLowering:
         width = chosen[1] if chosen is not None else 1
         inner = product([one.size for one in order[1:]]).value
         size = MAX_CASCADE_VALUES * width if len(order) == 1 else max(1, MAX_CASCADE_VALUES * width // inner) if inner else 1
-
+        if self.ordered:  # beside welford or not
+            size = chunk_size(order, chosen)
         node = self.s.info.nodes[op]
 
         def run(span: Span) -> list[SSAValue]:
             if span.count is None or not straight(-(-span.count // width), node.num_ops):
                 span = needed_part(self.s, node, span)
             adds = None if span.count is None or inner is None else span.count * inner
-            if not sums or (adds is not None and adds <= MAX_CASCADE_VALUES * width):
+            if not sums or (adds is not None and adds <= (size * (inner or 1) if self.ordered else MAX_CASCADE_VALUES * width)):
                 return self._over(op, slots, order, chosen, span)
             return self.merge_chunks(order, slots, size, span, lambda part: self._over(op, slots, order, chosen, part))
 
@@ -127,7 +131,7 @@ class ReduceLowering:
 
     def _shared(self, node: Node, order: Sequence[Loop]) -> SharedLoop | None:
         """How a loop is run in parts, if it is: one outside of all others that is long, or whose iterations combine values in columns."""
-        if len(self.s.b.levels) != 1 or not order:
+        if self.ordered or len(self.s.b.levels) != 1 or not order:
             return None
         columns = columns_of(node)
         if columns is None:
@@ -264,7 +268,7 @@ class ReduceLowering:
         if chosen is None:
             return sequential(s, loops, start(s.width), step, ops)
         one, width, span = chosen
-        parts = segments(span, width)
+        parts = segments(span, width, narrow=not self.ordered)
         if not parts:
             return start(0)
         states = [start(part.width) for part in parts]

@@ -9,16 +9,35 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import f64, i32, i64
 from xdsl.ir import Attribute, SSAValue
 
-from ....dialects import loop
+from ....dialects import loop, mem
 from ....dialects.cpu.types import lanes_of
 from ....dialects.expr import product
-from ....passes.analysis.nest_access import Loop
+from ....dialects.machine import OrderError
+from ....passes.analysis.dependences import memory_of
+from ....passes.analysis.nest_access import Loop, Node
+from ....passes.analysis.origins import title
+from ....passes.manager.locations import source_location
 from ..loops import Span, whole
 from ..state import scalar_type
 from . import reductions as red
 
 if TYPE_CHECKING:
     from .reduce_loops import ReduceLowering, ReductionPart
+
+
+def chunk_size(order: Sequence[Loop], chosen: tuple[Loop, int] | None) -> int:
+    """Iterations of the first loop that are gone through twice, before the next ones: their values stay in the first cache."""
+    inner = product([o.size for o in order[1:]]).value
+    limit = 8192 if chosen is not None else 64
+    size = max(1, limit // inner) if inner else 1
+    return size if chosen is None or len(order) > 1 else max(chosen[1], size // chosen[1] * chosen[1])
+
+
+def _stores_elsewhere(node: Node) -> bool:
+    """Whether all stores of a body go to tensors of their own, which it does not read: to store them again changes nothing."""
+    accesses = list(node.all_accesses())
+    read, stored = ({memory_of(a.buffer) for a in accesses if a.is_store is stores} for stores in (False, True))
+    return read.isdisjoint(stored) and all(isinstance(m.owner, mem.AllocOp) and m.owner.kind.data == "output" for m in stored)
 
 
 class TwoPassReduction:
@@ -33,11 +52,7 @@ class TwoPassReduction:
         slots = self._two_pass_slots(op)
         if not self._may_run_twice(op):
             return slots, lambda span: self._once(op, slots, order, chosen, span)
-        inner = product([o.size for o in order[1:]]).value
-        limit = 8192 if chosen is not None else 64
-        size = max(1, limit // inner) if inner else 1
-        if chosen is not None and len(order) == 1:
-            size = max(chosen[1], size // chosen[1] * chosen[1])
+        size = chunk_size(order, chosen)
 
         def run(span: Span) -> list[SSAValue]:
             if span.count is not None and 0 < span.count <= size:
@@ -52,7 +67,16 @@ class TwoPassReduction:
         the values are kept in a row."""
         if not any(isinstance(inner, loop.StoreOp) for inner in loop.walk_bodies(op)):
             return True
-        return self.s.cache is not None and self.s.lane is None and self.s.cache.keeps(op)
+        if self.s.cache is not None and self.s.lane is None and self.s.cache.keeps(op):
+            return True
+        if self.passes.ordered and not _stores_elsewhere(self.s.info.nodes[op]):
+            # one pass would add up in another order than two
+            raise OrderError(
+                f"'{title(op)}': statistics of a row go through it twice, and what is stored there lies in memory that it reads; "
+                "keep them in nests of their own (no_fuse)",
+                place=source_location(op.location) or "",
+            )
+        return self.passes.ordered
 
     def _once(
         self,

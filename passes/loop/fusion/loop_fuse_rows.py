@@ -17,6 +17,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from ....dialects import loop, nd
 from ....dialects.expr.ranges import RangeEnv
+from ....dialects.machine import has_fixed_order
 from ....dialects.nd import symbol_ranges
 from ...analysis.origins import title
 from ...analysis.symbols import symbol_hints
@@ -36,6 +37,8 @@ class LoopFuseRows(Pass):
     programs, a sum of one number for each row is cheap by itself."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        if has_fixed_order(op):
+            return  # stores that combine add up term after term, reductions in lanes
         symbols, hints = symbol_ranges(op), symbol_hints(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             planner = RowPlanner(func, symbols, hints, self.columns_only)

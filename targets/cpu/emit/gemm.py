@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from xdsl.dialects.builtin import StringAttr
 
@@ -27,6 +28,7 @@ def emit_gemm(unit: ModuleText, op: GemmOp) -> None:
     panels = op.panels.value.data if op.panels is not None else 0
     windows = op.windows is not None
     spec = GemmSpec(op.dtype.data, op.out.data, trans_a, trans_b, isa, accumulate, b=rhs, windows=windows, panels=panels)
+    spec = replace(spec, ordered=op.ordered is not None)
     shared = unit.declare(spec.shared_symbol, "void", _TYPES)
     bias = "ptr %bias" if op.bias is not None else "ptr null"
     pointers = "ptr %a, ptr %b, ptr %c"

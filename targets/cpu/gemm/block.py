@@ -79,7 +79,7 @@ class BlockPlan:
         masked = isa.masks and (min(shape.element, shape.b_element) >= 4 or isa.masks16)
         dot = (masked or isa.tail_copies) and not spec.trans_a
         self.special = ("dot" if dot else "") if spec.trans_b else "vector"
-        if spec.windows or spec.panels:
+        if spec.windows or spec.panels or (spec.ordered and spec.trans_b):
             self.special = ""
         self.in_place_b = not spec.trans_b and not spec.panels and spec.dtype == spec.b_type == spec.acc
         """Rows of a transposed A that are packed together."""

@@ -159,6 +159,8 @@ class GemmSpec:
     panels: int = 0
     """If not 0, B is stored in panels of so many columns, [ceil(N / panels), K, panels], the last one filled up, and read without packing;
     `ldb` says nothing. A multiple of the register tile's columns; only f32 and f64."""
+    ordered: bool = False
+    """Each sum is made term after term, however many rows there are: no dot products for few of them."""
 
     def __post_init__(self) -> None:
         if self.dtype not in FACTORS:
@@ -222,6 +224,8 @@ class GemmSpec:
             parts.append("windows")
         if self.panels:
             parts.append(f"panels{self.panels}")
+        if self.ordered:
+            parts.append("ordered")
         return "_".join(parts)
 
     @property

@@ -1,0 +1,85 @@
+"""mem-check-order: refuses a module whose sums were promised an order of their own, and have none (`stepwell.order = "fixed"`).
+
+Where nothing is promised it does nothing. It runs last before the kernels are made, so that what a pass of a user's or an edit by hand has
+changed is seen, too. Whatever is refused is named with its line:
+
+- a reduction or a scan whose schedule does not say the order that passes/loop/fixed_order.py gives it;
+- a product that the library computes, and every other call of it that may have sums in it;
+- kernels of a GPU: the tile decides there how a sum is made, and the sizes decide which tile it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.ir import Operation
+
+from ...dialects import loop, mem
+from ...dialects.machine import OrderError, has_fixed_order
+from ...dialects.nd.types import is_float
+from ..cost.machine import Gpu, machine_of
+from ..loop.fixed_order import ORDERED, order_problem
+from ..manager.locations import source_location
+from ..manager.pass_manager import Pass
+
+MOVING = frozenset(
+    (
+        "argsort bernoulli bucketize cat clone copy exponential gather index index_select kthvalue masked_scatter masked_select median "
+        "mode multinomial nanmedian nonzero normal rand rand_like randint randn randn_like random randperm repeat_interleave roll "
+        "searchsorted select slice sort split squeeze stack take topk uniform unique_consecutive unique_dim unsqueeze view"
+    ).split()
+)
+"""Operators of the library that move, compare or draw numbers, and add none: names of ATen without underscores around them."""
+
+
+@dataclass(frozen=True)
+class MemCheckOrder(Pass):
+    """Refuses sums whose order is not fixed, in a module that promises it."""
+
+    name = "mem-check-order"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        """Raises OrderError."""
+        if not has_fixed_order(op):
+            return
+        if isinstance(machine_of(op), Gpu):
+            raise OrderError("sums of a fixed order (batch_invariant) are made on the CPU alone: a GPU's tiles follow the sizes")
+        for found, problem in _problems(op):
+            raise OrderError(f"{problem}; batch_invariant promises one", place=source_location(found.location) or "")
+        self.statistic("num-ordered", sum(isinstance(o, ORDERED) for o in op.walk()))
+
+
+def _problems(module: ModuleOp) -> Iterator[tuple[Operation, str]]:
+    """What has no order of its own, and why."""
+    for op in module.walk():
+        if isinstance(op, ORDERED):
+            problem = order_problem(op)
+            if problem:
+                yield op, f"{_label(op)}: {problem}"
+        elif isinstance(op, loop.ContractOp) and op.schedule != StringAttr("gemm") and _adds_floats(op):
+            yield op, f"{_label(op)}: the library computes the product, and its sums have no known order"
+        elif isinstance(op, mem.ExternOp) and _may_add(op):
+            yield op, f"a call of {op.call.data.target}: sums in it have no known order"
+
+
+def _label(op: Operation) -> str:
+    """What a nest, or an operation in it, is called."""
+    around: Operation | None = op
+    while around is not None and not isinstance(around, loop.NestOp | loop.ContractOp):
+        around = around.parent_op()
+    label = around.attributes.get("label") or around.properties.get("label") if around is not None else None
+    return f"nest '{label.data}', {op.name}" if isinstance(label, StringAttr) else op.name
+
+
+def _adds_floats(op: loop.ContractOp) -> bool:
+    return is_float(loop.element_type(op.lhs.type))
+
+
+def _may_add(op: mem.ExternOp) -> bool:
+    """Whether a call of the library may hold sums of floats."""
+    floats = [v for v in (*op.operands, *op.results) if isinstance(v.type, mem.BufferType) and is_float(v.type.element_type)]
+    name = op.call.data.target.split(".")[1] if "." in op.call.data.target else op.call.data.target
+    return bool(floats) and name.strip("_") not in MOVING

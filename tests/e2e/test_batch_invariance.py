@@ -1,0 +1,137 @@
+"""`options={"batch_invariant": True}`: the bits of a row depend on no other row, nor on how many there are, nor on threads."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+OPTIONS = {"batch_invariant": True}
+
+
+class Layer(nn.Module):
+    """A transformer's layer with two kinds of norms."""
+
+    def __init__(self, width: int = 32, heads: int = 2):
+        super().__init__()
+        self.before, self.within = nn.LayerNorm(width), nn.RMSNorm(width)
+        self.mix, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.heads = heads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, length, width = x.shape
+        q, k, v = self.mix(self.before(x)).view(rows, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).reshape(x.shape))
+        return x + self.down(F.gelu(self.up(self.within(x))))
+
+
+def picture() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 4, 1), nn.AvgPool2d(2)
+    ).eval()
+
+
+def sums(x):
+    return x.sum(-1), torch.softmax(x, -1), x.var(-1), x.logsumexp(-1), x.cumsum(-1), F.normalize(x, dim=-1), x.exp().prod(-1)
+
+
+def kept_values(x):
+    """Statistics beside stores of what they are made from."""
+    z = x + x.sin()
+    return z, F.layer_norm(z, z.shape[1:]), z.exp().sum(-1), torch.softmax(z, -1).sum(-1), z.sum(-1)
+
+
+def columns(x):
+    y = x.view(x.shape[0], 11, -1)
+    return y.sum(1), y.softmax(1), y.mean((1, 2)), torch.einsum("bij,bij->b", y, y)
+
+
+torch.manual_seed(0)
+W, LINEAR = torch.randn(143, 5), nn.Linear(143, 70)
+PROGRAMS = {
+    "sums": (sums, (143,)),
+    "long rows": (lambda x: (x.sum(-1), torch.softmax(x, -1)[:, :40], x.std(-1)), (40_003,)),
+    "columns": (columns, (143,)),
+    "kept values": (kept_values, (40_003,)),
+    "products": (lambda x: (x @ W, x @ W[:, 0], torch.softmax(LINEAR(x), -1), F.linear(x[:, :3], W.T[:, :3].contiguous())), (143,)),
+    "norm and product": (lambda x: LINEAR(F.layer_norm(x, (143,))), (143,)),
+    "convolutions": (picture(), (3, 9, 11)),
+}
+
+
+def bits(fn, x, dynamic):
+    torch._dynamo.reset()
+    with torch.no_grad():
+        found = torch.compile(fn, backend="stepwell", dynamic=dynamic, options=OPTIONS)(x)
+    return found if isinstance(found, tuple) else (found,)
+
+
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", [n if n == "products" else pytest.param(n, marks=pytest.mark.long) for n in PROGRAMS])
+def test_rows_have_the_bits_that_they_have_alone(name, dynamic):
+    fn, sizes = PROGRAMS[name]
+    x = torch.randn(33, *sizes)
+    whole = bits(fn, x, dynamic)
+    for rows in (1, 2, 7):
+        for got, want in zip(bits(fn, x[:rows].clone(), dynamic), whole, strict=True):
+            assert torch.equal(got, want[:rows])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_in_training(dtype):
+    layer, x, g = Layer().to(dtype), torch.randn(33, 19, 32, dtype=dtype), torch.randn(33, 19, 32, dtype=dtype)
+
+    def step(rows):
+        torch._dynamo.reset()
+        part = x[:rows].clone().requires_grad_()
+        y = torch.compile(layer, backend="stepwell", dynamic=False, options=OPTIONS)(part)
+        return y.detach(), torch.autograd.grad(y, part, g[:rows])[0]
+
+    whole = step(33)
+    for rows in (1, 7):
+        assert all(torch.equal(a, b[:rows]) for a, b in zip(step(rows), whole, strict=True))
+
+
+@pytest.mark.long
+def test_a_prefix_has_the_bits_of_the_whole():
+    """What decoding token by token computes is what a prefill does: terms behind a causal mask are zeros."""
+    layer, x = Layer(), torch.randn(2, 19, 32)
+    (whole,) = bits(layer, x, True)
+    for length in (1, 18):
+        assert torch.equal(bits(layer, x[:, :length].clone(), True)[0], whole[:, :length])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["sums", "long rows", "products"])
+def test_threads_change_nothing(name):
+    fn, sizes = PROGRAMS[name]
+    x, before = torch.randn(2, *sizes), torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(bits(fn, x, False))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_results_are_those_of_eager():
+    layer, x = Layer(), torch.randn(3, 7, 32)
+    torch.testing.assert_close(bits(layer, x, False)[0], layer(x).detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_calls_with_sums_of_unknown_order_are_refused():
+    """Also where failures cost speed alone: the promise would be broken without a word."""
+    with pytest.raises(Exception, match=r"a call of aten\._cdist_forward\.default: sums in it have no known order") as raised:
+        torch.compile(lambda x: torch.cdist(x, x), backend="stepwell", options=OPTIONS | {"on_failure": "recover"})(torch.randn(4, 3))
+    assert "mem-check-order" in str(raised.value)
+
+
+def test_numbers_that_only_move_are_not_refused():
+    x = torch.randn(5, 7)
+    got = bits(lambda x: (x.sort(-1).values, torch.topk(x, 3).values), x, False)
+    assert torch.equal(got[0], x.sort(-1).values)
+    assert torch.equal(got[1], x.topk(3).values)
