@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .attention import AttentionOp, WeighedOp
 from .gemm import GemmOp
-from .int4 import Int4Op
+from .int4 import Int4Op, Int4RowsOp
 from .lanes import ConcatOp, ExtractOp, InsertOp, ShuffleOp, SliceOp, TransposeOp
 from .memory import AtomicAddOp, CopyOp, GatherOp, LoadOp, LocalOp, PrefetchOp, PtrAddOp, ScatterOp, StoreOp
 from .ops import Cpu
@@ -43,6 +43,7 @@ __all__ = [
     "GemmOp",
     "InsertOp",
     "Int4Op",
+    "Int4RowsOp",
     "IotaOp",
     "KernelOp",
     "LanesOp",

@@ -13,6 +13,7 @@ from ...dialects.mem import BufferType
 from ...dialects.nd.base import IntsAttr, prop
 from ...dialects.nd.types import TensorType, tensor_type
 from ...passes.nd.quantised.int4_calls import TARGET as INT4_TARGET
+from ...passes.nd.quantised.int4_row_calls import TARGET as INT4_ROWS_TARGET
 from .layouts import Strides, layout_of, overlaps
 from .liveness import is_tensor
 from .lowering import Lowering, Storage
@@ -24,7 +25,7 @@ WITH_OUT = frozenset(
 
 SUMS_RANK = 3
 """Dimensions of the logarithms of sums of attention: they have no rows, as other results of generated code."""
-WITH_STRIDES = frozenset((INT4_TARGET,))
+WITH_STRIDES = frozenset((INT4_TARGET, INT4_ROWS_TARGET))
 """Operators whose generated code takes operands with the strides that the operator wants, and no others."""
 
 _KEPT = ("call", "aliases", "binds", "fallback", "kept", "mutates", "schedule")

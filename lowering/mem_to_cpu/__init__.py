@@ -45,6 +45,7 @@ from .attention import AttentionLowering
 from .batches import BatchLowering
 from .body import UnsupportedBody
 from .calls.int4 import Int4Lowering
+from .calls.int4_rows import Int4RowsLowering
 from .contract import ContractLowering
 from .joined import JoinedKernel, JoinLowering
 from .kernel import lower_nest, lower_part
@@ -67,6 +68,7 @@ class MemToCpu(Pass):
         outliner = CpuOutliner(op, RangeEnv({**symbols, **RECTANGLE_RANGES}), {**hints, **RECTANGLE_HINTS})
         contracts = ContractLowering(op.body.block.add_op, self.library, lambda nest: self._outline(outliner, nest), has_fixed_order(op))
         attentions, int4 = AttentionLowering(op.body.block.add_op), Int4Lowering(op.body.block.add_op)
+        rows = Int4RowsLowering(op.body.block.add_op)
         grains: dict[str, int] = {}
         terms = term_functions(op)
         weighed = WeighedLowering(op, outliner.of_block)
@@ -84,7 +86,7 @@ class MemToCpu(Pass):
             for call in [c for c in func.body.block.ops if isinstance(c, mem.ExternOp)]:
                 if attentions.lower(call) or weighed.lower(call):
                     self.statistic("num-attention")
-                elif int4.lower(call):
+                elif int4.lower(call) or rows.lower(call):
                     self.statistic("num-int4")
         BatchLowering(op, grains).run()
 

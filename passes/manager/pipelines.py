@@ -22,7 +22,7 @@ from .pipeline_text import Element, Option, PipelineValue, build_pass, parse_tex
 TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {
         "nd": (
-            "nd-canonicalize", "nd-attention", "nd-weigh-rows", "attention-expand", "attention-select", "int4-select",
+            "nd-canonicalize", "nd-attention", "nd-weigh-rows", "attention-expand", "attention-select", "int4-select", "int4-rows",
             "nd-sink-cat{merged}", "nd-convolution-products", "nd-stack-products", "nd-row-blocks", "nd-narrow-factors",
             "nd-small-products", "nd-small-convolutions", "nd-split-reductions",
         ),

@@ -19,6 +19,7 @@ OURS: dict[str, str] = {
     "loop-to-mem": "lowering.loop_to_mem:LoopToMem",
     "attention-expand": "targets.cpu.select.attention_expand:AttentionExpand",
     "attention-select": "targets.cpu.select.attention_select:AttentionSelect",
+    "int4-rows": "targets.cpu.select.int4_rows:Int4Rows",
     "int4-select": "targets.cpu.select.int4_select:Int4Select",
     "contract-select": "targets.cpu.select.contract_select:ContractSelect",
     "mem-to-cpu": "lowering.mem_to_cpu:MemToCpu",

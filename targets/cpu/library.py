@@ -19,9 +19,10 @@ from concurrent.futures import Future, wait
 from .attention.spec import AttentionSpec, WeighedSpec
 from .cache import shared_object
 from .gemm.int4 import Int4Spec
+from .gemm.int4_rows import Int4RowsSpec
 from .gemm.spec import ISAS, GemmSpec
 
-LibrarySpec = GemmSpec | Int4Spec | AttentionSpec | WeighedSpec
+LibrarySpec = GemmSpec | Int4Spec | Int4RowsSpec | AttentionSpec | WeighedSpec
 
 _TYPES = "f32|bf16|f16|f64|i8|u8|i32"
 _ISAS = "|".join(sorted(ISAS, key=len, reverse=True))
@@ -31,6 +32,9 @@ _GEMM = re.compile(
     r"(?:_panels(?P<panels>\d+))?(?P<ordered>_ordered)?_shared"
 )
 _INT4 = re.compile(rf"stepwell_int4_(?P<dtype>{_TYPES})_(?P<isa>{_ISAS})_shared")
+_INT4_ROWS = re.compile(
+    rf"stepwell_int4_rows_(?P<dtype>{_TYPES})_(?P<isa>{_ISAS})_by_(?P<scales>{_TYPES})_(?P<parts>\d)_(?P<groups>\d+)(?P<zeros>_zeros)?_shared"
+)
 _ATTENTION = re.compile(rf"stepwell_attention_(?P<dtype>{_TYPES})_(?P<isa>{_ISAS})_shared")
 
 _WEIGHED = re.compile(
@@ -66,6 +70,10 @@ def spec_of(symbol: str) -> LibrarySpec | None:
     found = _INT4.fullmatch(symbol)
     if found is not None:
         return Int4Spec(found["dtype"], found["isa"])
+    found = _INT4_ROWS.fullmatch(symbol)
+    if found is not None:
+        kinds = (found["dtype"], found["isa"], found["scales"], int(found["parts"]), int(found["groups"]))
+        return Int4RowsSpec(*kinds, zeros=found["zeros"] is not None)
     found = _ATTENTION.fullmatch(symbol)
     return AttentionSpec(found["dtype"], found["isa"]) if found is not None else None
 
@@ -84,6 +92,10 @@ def module_of(spec: LibrarySpec) -> str:
         from .gemm.int4 import shared_int4_module
 
         return shared_int4_module(spec)
+    if isinstance(spec, Int4RowsSpec):
+        from .gemm.int4_rows import shared_int4_rows_module
+
+        return shared_int4_rows_module(spec)
     from .gemm.driver import shared_gemm_module
 
     return shared_gemm_module(spec)

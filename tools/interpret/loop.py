@@ -23,10 +23,12 @@ from ...dialects.nd.call_args import KERNEL_CALL
 from ...dialects.nd.types import LayoutAttr, TensorType
 from ...lowering.fx_to_nd.core.metadata import TORCH_DTYPES
 from ...passes.analysis.weighed_calls import TARGET as WEIGHED
+from ...passes.nd.quantised.int4_row_calls import TARGET as INT4_ROWS
 from ...targets.cpu.jit import Library
 from ...targets.host.interpreted.python_runtime import reinterpret
 from .batch import run_batch
 from .errors import InterpreterError
+from .int4_rows import run_int4_rows
 from .kernels import call_cpu_kernel, cpu_kernels, described_tensor, kernel_module, launched_module, run_user_kernel
 from .nd import NdInterpreter, call_arguments, find_operator
 from .nest import AccessCounter, Memory, NestRunner, Order, poisoned
@@ -182,6 +184,8 @@ class LoopInterpreter(NdInterpreter):
             result = run_user_kernel(op, args)
         elif call.target == WEIGHED:
             result = run_weighed(self, op, call, values)
+        elif call.target == INT4_ROWS:
+            result = run_int4_rows(call, values)
         else:
             result = find_operator(call.target)(*args, **kwargs)
         leaves = [leaf for leaf in _flat(result) if leaf is not None]

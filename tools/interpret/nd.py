@@ -27,9 +27,11 @@ from ...dialects.support.special import ORTHOGONAL_POLYNOMIALS
 from ...lowering.fx.philox import random_numbers
 from ...lowering.fx_to_nd.core.metadata import TORCH_DTYPES
 from ...passes.analysis.weighed_calls import TARGET as WEIGHED
+from ...passes.nd.quantised.int4_row_calls import TARGET as INT4_ROWS
 from ...targets.host.interpreted.python_runtime import reinterpret
 from .batch import run_batch, run_call
 from .errors import InterpreterError
+from .int4_rows import run_int4_rows
 from .kernels import run_user_kernel
 from .weighed import run_weighed
 
@@ -540,6 +542,8 @@ def _extern(run: NdInterpreter, op: Any, *operands: Any) -> Any:
         result = run_user_kernel(op, args)
     elif call.target == WEIGHED:
         result = run_weighed(run, op, call, values)
+    elif call.target == INT4_ROWS:
+        result = run_int4_rows(call, values)
     else:
         result = find_operator(call.target)(*args, **kwargs)
     own = [leaf for leaf in _flat(result) if leaf is not None][: len(op.results) - len(mutated)]

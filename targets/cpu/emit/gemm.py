@@ -9,8 +9,9 @@ from xdsl.dialects.builtin import StringAttr
 
 from ....dialects import cpu
 from ....dialects.cpu.gemm import GemmOp
-from ....dialects.cpu.int4 import Int4Op
+from ....dialects.cpu.int4 import Int4Op, Int4RowsOp
 from ..gemm.int4 import INT4_ARGS, Int4Spec
+from ..gemm.int4_rows import INT4_ROWS_ARGS, Int4RowsSpec
 from ..gemm.spec import WINDOW, GemmSpec, isa_for
 from .text import ModuleText, type_of
 
@@ -58,6 +59,19 @@ def emit_int4(unit: ModuleText, op: Int4Op) -> None:
     shared = unit.declare(Int4Spec(op.dtype.data, isa_for(unit.target).name).shared_symbol, "void", ", ".join(ty for ty, _ in INT4_ARGS))
     args = ", ".join(f"{ty} %{arg}" for ty, arg in INT4_ARGS)
     unit.functions.append(f"define internal void @{name}({args}) #0 {{\n  call void {shared}({args})\n  ret void\n}}")
+    unit.defined.add(name)
+
+
+def emit_int4_rows(unit: ModuleText, op: Int4RowsOp) -> None:
+    """Add the function that `op` declares."""
+    name, isa, has_zeros = op.sym_name.data, isa_for(unit.target).name, op.zeros is not None
+    spec = Int4RowsSpec(op.dtype.data, isa, op.scales.data, op.parts.value.data, op.groups.value.data, has_zeros)
+    shared = unit.declare(spec.shared_symbol, "void", ", ".join(ty for ty, _ in INT4_ROWS_ARGS))
+    pointers = ["x", "b", "scales", "y", *(["zeros", "sums"] if has_zeros else [])]
+    taken = [*(("ptr", arg) for arg in pointers), *((ty, arg) for ty, arg in INT4_ROWS_ARGS if ty != "ptr")]
+    given = ", ".join(f"{ty} {f'%{arg}' if (ty, arg) in taken else 'null'}" for ty, arg in INT4_ROWS_ARGS)
+    args = ", ".join(f"{ty} %{arg}" for ty, arg in taken)
+    unit.functions.append(f"define internal void @{name}({args}) #0 {{\n  call void {shared}({given})\n  ret void\n}}")
     unit.defined.add(name)
 
 

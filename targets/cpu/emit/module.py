@@ -62,6 +62,10 @@ def emit_kernels(module: ModuleOp, wanted: Target | None = None, *, internal: bo
             from .gemm import emit_int4
 
             emit_int4(unit, op)
+        elif isinstance(op, cpu.Int4RowsOp):
+            from .gemm import emit_int4_rows
+
+            emit_int4_rows(unit, op)
         elif isinstance(op, cpu.AttentionOp):
             from .attention import emit_attention
 

@@ -34,14 +34,14 @@ INT4_ARGS = (
     *(("i64", name) for name in ("m", "n", "k", "ldx", "ldy", "group")),
 )
 _FIELDS = {name: 8 * k for k, name in enumerate([*(name for _, name in INT4_ARGS), "slots"])}
-_TILES = ((4, 1), (2, 2), (2, 1), (1, 4), (1, 1))
+ROW_TILES = ((4, 1), (2, 2), (2, 1), (1, 4), (1, 1))
 """Rows and panels that are multiplied at a time: as many sums as there are registers for, and for few rows as many streams."""
 _TILE_ARGS = (
     *(("ptr", name) for name in ("x", "b", "pairs", "sums")),
     *(("i64", name) for name in ("ldx", "n", "k", "group")),
 )
-_LANES = ISAS["avx512"].vector_bytes // ELEMENT_BYTES["f32"]
-_PARTS, _ROW_BYTES = PANEL_COLUMNS // _LANES, PANEL_COLUMNS // 2
+LANES = ISAS["avx512"].vector_bytes // ELEMENT_BYTES["f32"]
+_PARTS, _ROW_BYTES = PANEL_COLUMNS // LANES, PANEL_COLUMNS // 2
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def has_int4(isa: Isa) -> bool:
 def shared_int4_module(spec: Int4Spec) -> str:
     """A whole module with `spec.shared_symbol`."""
     isa, symbol = ISAS[spec.isa], spec.symbol
-    parts = [_tile(spec, rows, panels) for rows, panels in _TILES]
+    parts = [_tile(spec, rows, panels) for rows, panels in ROW_TILES]
     parts += [convert_rows(f"{symbol}_store", isa, "f32", spec.dtype, "f32"), _slot(spec), thunk(symbol, _FIELDS["slots"]), _entry(spec)]
     return as_module("\n".join(parts))
 
@@ -92,9 +92,9 @@ def _name(spec: Int4Spec, rows: int, panels: int) -> str:
 def _tile(spec: Int4Spec, rows: int, panels: int) -> str:
     """`rows` rows of x times `panels` panels: f32 sums [rows][panels][PANEL_COLUMNS]."""
     f = Function(_name(spec, rows, panels), _TILE_ARGS)
-    vec, element = vector(_LANES, "float"), ELEMENT_BYTES[spec.dtype]
+    vec, element = vector(LANES, "float"), ELEMENT_BYTES[spec.dtype]
     cells = [(r, p, c) for r in range(rows) for p in range(panels) for c in range(_PARTS)]
-    at = {cell: f.at("%sums", 4 * _LANES * k) for k, cell in enumerate(cells)}
+    at = {cell: f.at("%sums", 4 * LANES * k) for k, cell in enumerate(cells)}
     for place in at.values():
         f.store(vec, "zeroinitializer", place, 64)
     panel = f.mul("%k", _ROW_BYTES)
@@ -112,28 +112,28 @@ def _tile(spec: Int4Spec, rows: int, panels: int) -> str:
                 weights = _weights(f, spec, b)
                 for k, (r, q, c) in enumerate(cells):
                     if q == p:
-                        out[k] = _multiplied(f, spec, factors[r], weights[c], sums[k])
+                        out[k] = multiplied(f, spec.pairs, factors[r], weights[c], sums[k])
             ones = _ones(spec)
-            step.next = [*out, *(_multiplied(f, spec, factors[r], ones, sums[len(cells) + r]) for r in range(rows))]
+            step.next = [*out, *(multiplied(f, spec.pairs, factors[r], ones, sums[len(cells) + r]) for r in range(rows))]
         number = f.div(group.i, "%group")
         pairs = f.at("%pairs", f.mul(f.mul(number, "%n"), 2 * element))
         for p in range(panels):
             for c in range(_PARTS):
-                scale, shift = _scales(f, spec, f.at(pairs, (p * PANEL_COLUMNS + c * _LANES) * 2 * element))
+                scale, shift = _scales(f, spec, f.at(pairs, (p * PANEL_COLUMNS + c * LANES) * 2 * element))
                 for r in range(rows):
                     total = f.load(vec, at[r, p, c], 64)
-                    total = _fma(f, step.results[cells.index((r, p, c))], scale, total)
-                    f.store(vec, _fma(f, step.results[len(cells) + r], shift, total), at[r, p, c], 64)
+                    total = fused(f, step.results[cells.index((r, p, c))], scale, total)
+                    f.store(vec, fused(f, step.results[len(cells) + r], shift, total), at[r, p, c], 64)
     return f.text()
 
 
 def _factors(f: Function, spec: Int4Spec, pointer: str) -> list[str]:
     """Two neighbours along k of x in all lanes: as one vector of pairs, or as two of floats."""
     if spec.pairs:
-        return [f.let(f"bitcast <{_LANES} x i32> {f.splat(f.load('i32', pointer), 'i32', _LANES)} to <{2 * _LANES} x bfloat>")]
+        return [f.let(f"bitcast <{LANES} x i32> {f.splat(f.load('i32', pointer), 'i32', LANES)} to <{2 * LANES} x bfloat>")]
     element = ELEMENT_BYTES[spec.dtype]
     numbers = [load_as(f, ISAS[spec.isa], spec.dtype, "f32", f.at(pointer, k * element), 1) for k in range(2)]
-    return [f.splat(number, "float", _LANES) for number in numbers]
+    return [f.splat(number, "float", LANES) for number in numbers]
 
 
 def _ones(spec: Int4Spec) -> list[str]:
@@ -141,20 +141,22 @@ def _ones(spec: Int4Spec) -> list[str]:
     return ["splat (bfloat 1.0)"] if spec.pairs else ["splat (float 1.0)"] * 2
 
 
-def _multiplied(f: Function, spec: Int4Spec, factors: Sequence[str], weights: Sequence[str], total: Value) -> str:
-    vec = vector(_LANES, "float")
+def multiplied(f: Function, pairs: bool, factors: Sequence[str], weights: Sequence[str], total: Value) -> str:
+    """`total` and the products of vectors of `pairs` of bfloats, or of floats."""
+    vec = vector(LANES, "float")
     for x, w in zip(factors, weights, strict=True):
-        if spec.pairs:
-            wide = f"<{2 * _LANES} x bfloat>"
+        if pairs:
+            wide = f"<{2 * LANES} x bfloat>"
             total = f.let(f"call {vec} @llvm.x86.avx512bf16.dpbf16ps.512({vec} {total}, {wide} {x}, {wide} {w})")
         else:
-            total = _fma(f, x, w, total)
+            total = fused(f, x, w, total)
     return str(total)
 
 
-def _fma(f: Function, a: str, b: str, c: Value) -> str:
-    vec = vector(_LANES, "float")
-    return f.let(f"call {vec} @llvm.fma.v{_LANES}f32({vec} {a}, {vec} {b}, {vec} {c})")
+def fused(f: Function, a: str, b: str, c: Value) -> str:
+    """a * b + c of vectors of floats."""
+    vec = vector(LANES, "float")
+    return f.let(f"call {vec} @llvm.fma.v{LANES}f32({vec} {a}, {vec} {b}, {vec} {c})")
 
 
 def _weights(f: Function, spec: Int4Spec, pointer: str) -> list[list[str]]:
@@ -162,45 +164,47 @@ def _weights(f: Function, spec: Int4Spec, pointer: str) -> list[list[str]]:
 
     A half of a lane has the columns i, i + 32, i + 16 and i + 48, from its last bits on."""
     width, bytes_ = _ROW_BYTES, vector(PANEL_COLUMNS, "i8")
-    order = [k for i in range(_LANES) for k in (i, i + _LANES, width + i, width + _LANES + i)]
-    lanes = f.let(f"bitcast {bytes_} {f.shuffle(f.load(bytes_, pointer), 'poison', 'i8', PANEL_COLUMNS, order)} to {vector(_LANES, 'i32')}")
+    order = [k for i in range(LANES) for k in (i, i + LANES, width + i, width + LANES + i)]
+    lanes = f.let(f"bitcast {bytes_} {f.shuffle(f.load(bytes_, pointer), 'poison', 'i8', PANEL_COLUMNS, order)} to {vector(LANES, 'i32')}")
     f.do(f"call void @llvm.prefetch.p0(ptr {f.at(pointer, PREFETCH_BYTES)}, i32 0, i32 3, i32 1)")
     nibbles = (0, 2, 1, 3)
     if spec.pairs:
-        return [[_bfloats(f, lanes, nibble)] for nibble in nibbles]
-    return [[_floats(f, lanes, nibble + row) for row in (0, _PARTS)] for nibble in nibbles]
+        table = ", ".join(f"bfloat {float(k % 16 - ZERO_POINT)}" for k in range(2 * LANES))
+        return [[bfloats_of(f, f"<{table}>", lanes, nibble)] for nibble in nibbles]
+    table = ", ".join(f"float {float(k - ZERO_POINT)}" for k in range(LANES))
+    return [[floats_of(f, f"<{table}>", lanes, nibble + row) for row in (0, _PARTS)] for nibble in nibbles]
 
 
-def _bfloats(f: Function, lanes: str, nibble: int) -> str:
+def bfloats_of(f: Function, table: str, lanes: str, nibble: int) -> str:
     """Four bits of each half of a lane as bfloats. The table has each number twice: it is asked with five bits, of which one is a
     neighbour's."""
-    half = vector(2 * _LANES, "i16")
-    table = ", ".join(f"bfloat {float(k % 16 - ZERO_POINT)}" for k in range(2 * _LANES))
-    moved = f.let(f"lshr {vector(_LANES, 'i32')} {lanes}, splat (i32 {4 * nibble})") if nibble else lanes
-    index = f.let(f"bitcast {vector(_LANES, 'i32')} {moved} to {half}")
-    source = f.let(f"bitcast <{2 * _LANES} x bfloat> <{table}> to {half}")
+    half = vector(2 * LANES, "i16")
+    index = f.let(f"bitcast {vector(LANES, 'i32')} {_shifted(f, lanes, nibble)} to {half}")
+    source = f.let(f"bitcast <{2 * LANES} x bfloat> {table} to {half}")
     found = f.let(f"call {half} @llvm.x86.avx512.permvar.hi.512({half} {source}, {half} {index})")
-    return f.let(f"bitcast {half} {found} to <{2 * _LANES} x bfloat>")
+    return f.let(f"bitcast {half} {found} to <{2 * LANES} x bfloat>")
 
 
-def _floats(f: Function, lanes: str, nibble: int) -> str:
+def floats_of(f: Function, table: str, lanes: str, nibble: int) -> str:
     """Four of the bits of each lane as floats. The table is asked with the last four bits of a lane."""
-    word, vec = vector(_LANES, "i32"), vector(_LANES, "float")
-    table = ", ".join(f"float {float(k - ZERO_POINT)}" for k in range(_LANES))
-    index = f.let(f"lshr {word} {lanes}, splat (i32 {4 * nibble})") if nibble else lanes
-    return f.let(f"call {vec} @llvm.x86.avx512.permvar.sf.512({vec} <{table}>, {word} {index})")
+    word, vec = vector(LANES, "i32"), vector(LANES, "float")
+    return f.let(f"call {vec} @llvm.x86.avx512.permvar.sf.512({vec} {table}, {word} {_shifted(f, lanes, nibble)})")
+
+
+def _shifted(f: Function, lanes: str, nibble: int) -> str:
+    return f.let(f"lshr {vector(LANES, 'i32')} {lanes}, splat (i32 {4 * nibble})") if nibble else lanes
 
 
 def _scales(f: Function, spec: Int4Spec, pointer: str) -> tuple[str, str]:
     """What 16 columns are multiplied by, and what is added to them: pairs in memory."""
     dtype = {"f32": "float", "f16": "half", "bf16": "i16"}[spec.dtype]
-    both = f.load(vector(2 * _LANES, dtype), pointer)
-    parts = [f.shuffle(both, "poison", dtype, 2 * _LANES, range(k, 2 * _LANES, 2)) for k in range(2)]
+    both = f.load(vector(2 * LANES, dtype), pointer)
+    parts = [f.shuffle(both, "poison", dtype, 2 * LANES, range(k, 2 * LANES, 2)) for k in range(2)]
     if spec.dtype == "f16":
-        parts = [f.let(f"fpext {vector(_LANES, dtype)} {part} to {vector(_LANES, 'float')}") for part in parts]
+        parts = [f.let(f"fpext {vector(LANES, dtype)} {part} to {vector(LANES, 'float')}") for part in parts]
     elif spec.dtype == "bf16":
-        wide = [f.let(f"zext {vector(_LANES, dtype)} {part} to {vector(_LANES, 'i32')}") for part in parts]
-        parts = [bf16_to_float(words(f, _LANES), part) for part in wide]
+        wide = [f.let(f"zext {vector(LANES, dtype)} {part} to {vector(LANES, 'i32')}") for part in parts]
+        parts = [bf16_to_float(words(f, LANES), part) for part in wide]
     return parts[0], parts[1]
 
 
@@ -210,21 +214,21 @@ def _slot(spec: Int4Spec) -> str:
     types = {name: ty for ty, name in INT4_ARGS}
     v = {name: f.load(types.get(name, "i64"), f.at("%context", at), 8) for name, at in _FIELDS.items()}
     element = ELEMENT_BYTES[spec.dtype]
-    sums = f.alloca(max(rows * panels for rows, panels in _TILES) * PANEL_COLUMNS, "float")
+    sums = f.alloca(max(rows * panels for rows, panels in ROW_TILES) * PANEL_COLUMNS, "float")
     count = f.div(v["n"], PANEL_COLUMNS)
     first = f.div(f.mul("%slot", count), v["slots"])
     last = f.div(f.mul(f.add("%slot", 1), count), v["slots"])
-    streams = max(panels for _, panels in _TILES)
+    streams = max(panels for _, panels in ROW_TILES)
     with f.loop(first, last, streams) as some, f.loop(0, v["m"]) as row:
         rows: Value = 1
-        for count in sorted({rows for rows, _ in _TILES})[1:]:
+        for count in sorted({rows for rows, _ in ROW_TILES})[1:]:
             rows = f.pick(f.cmp("sge", f.sub(v["m"], row.i), count), count, rows)
         row.step = rows
         end = f.min(f.add(some.i, streams), last)
         with f.loop(some.i, end) as panel:
             left = f.sub(end, panel.i)
             kernel, wide = "", 1
-            for r, p in reversed(_TILES):
+            for r, p in reversed(ROW_TILES):
                 fits = f.both(f.cmp("eq", rows, r), f.cmp("sge", left, p))
                 kernel = str(f.pick(fits, f"@{_name(spec, r, p)}", kernel or f"@{_name(spec, r, p)}", "ptr"))
                 wide = f.pick(fits, p, wide)

@@ -11,16 +11,16 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 from ....dialects import cpu, host
 from ....dialects.cpu.attention import AttentionOp
 from ....dialects.cpu.gemm import GemmOp
-from ....dialects.cpu.int4 import Int4Op
+from ....dialects.cpu.int4 import Int4Op, Int4RowsOp
 from .plan import EntryPlan
 
-_STORES: dict[type[Operation], set[int]] = {GemmOp: {2}, AttentionOp: {3, 4}, Int4Op: {3}}
+_STORES: dict[type[Operation], set[int]] = {GemmOp: {2}, AttentionOp: {3, 4}, Int4Op: {3}, Int4RowsOp: {3}}
 """Functions that kernels call -> which arguments they store to."""
 
 
 def written(plan: EntryPlan, program: host.ProgramOp) -> set[SSAValue]:
     """The arguments that kernels and copies write to, and those that results are views of."""
-    kinds = (cpu.KernelOp, GemmOp, AttentionOp, Int4Op)
+    kinds = (cpu.KernelOp, GemmOp, AttentionOp, Int4Op, Int4RowsOp)
     functions = {op.sym_name.data: op for op in plan.module.body.block.ops if isinstance(op, kinds)}
     found: set[SSAValue] = set()
     for op in program.body.block.ops:

@@ -62,9 +62,9 @@ def chosen():
     return {key: count for key, count in counted.items() if key.startswith("num-")}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.spread)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
-    ("columns", "terms", "group"), [(320, 512, 128), pytest.param(64, 64, 32, marks=pytest.mark.spread)]
+    ("columns", "terms", "group"), [(320, 512, 128), pytest.param(64, 64, 32, marks=pytest.mark.long)]
 )
 def test_rows_of_any_number(dtype, columns, terms, group):
     weights, pairs, exact = packed(columns, terms, group, dtype)
