@@ -31,6 +31,7 @@ from ..gemm.ir import Function, Value
 from ..gemm.kernels import KERNEL_TYPES, tile_kernel
 from ..gemm.pack import pack_b_columns
 from ..gemm.scratch import with_scratch
+from ..gemm.shares import best_split
 from ..gemm.spec import ELEMENT_BYTES, Shape
 from . import amx as attention_amx
 from .softmax import row_bytes, row_functions, strip_keys, visible_function
@@ -304,8 +305,7 @@ def _entry(spec: AttentionSpec) -> str:
         available = f.let("sext i32 " + f.let("call i32 @omp_get_max_threads()") + " to i64")
         wanted = f.min(f.min("%threads", available), f.div(cost, SERIAL_NS))
         wanted = f.max(wanted, 1)
-        head_parts = f.min(wanted, total)
-        row_parts = f.min(f.div(wanted, head_parts), f.ceil_div("%queries", _grain(spec)))
+        head_parts, row_parts = best_split(f, wanted, total, f.ceil_div("%queries", _grain(spec)))
         slots = f.mul(head_parts, row_parts)
         for name, value in zip(_PARTS, (head_parts, row_parts, slots), strict=True):
             f.store("i64", value, f.at(context, _FIELDS[name]), 8)

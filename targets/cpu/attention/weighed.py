@@ -31,6 +31,7 @@ from ..gemm.ir import Function, Value
 from ..gemm.kernels import tile_kernel
 from ..gemm.pack import pack_b_columns
 from ..gemm.scratch import with_scratch
+from ..gemm.shares import best_split
 from ..gemm.spec import ELEMENT_BYTES
 from .amx import QUERY_BLOCK
 from .driver import KEY_BYTES, KEYS_MAX, columns_function, tile_vectors
@@ -459,8 +460,7 @@ def _entry(spec: WeighedSpec) -> str:
         cost = f.div(f.mul(f.mul(f.mul(total, v["rows"]), v["terms"]), f.add(work, 32)), 100)
         available = f.let("sext i32 " + f.let("call i32 @omp_get_max_threads()") + " to i64")
         wanted = f.max(f.min(f.min("%threads", available), f.div(cost, SERIAL_NS)), 1)
-        head_parts = f.min(wanted, kept)
-        row_parts = f.min(f.div(wanted, head_parts), f.ceil_div(v["rows"], BLOCK_ROWS))
+        head_parts, row_parts = best_split(f, wanted, kept, f.ceil_div(v["rows"], BLOCK_ROWS))
         slots = f.mul(head_parts, row_parts)
         f.store("ptr", "%fields", f.at(context, _AT["fields"]), 8)
         f.store("ptr", "%scratch", f.at(context, _AT["scratch"]), 8)

@@ -38,6 +38,7 @@ from . import amx as gemm_amx
 from .block import BLOCK_ARGS, BLOCK_TYPES, BlockPlan, block_functions
 from .ir import Function, Value
 from .scratch import with_scratch
+from .shares import best_split
 from .spec import ELEMENT_BYTES, GemmSpec, Shape, host_isa, isa_for
 
 __all__ = [
@@ -110,10 +111,9 @@ def _entry(plan: BlockPlan | gemm_amx.AmxPlan, symbol: str) -> str:
             wanted = f.min("%threads", f.let("sext i32 " + f.let("call i32 @omp_get_max_threads()") + " to i64"))
             wanted = f.min(wanted, f.div(cost, SERIAL_NS))
             wanted = f.max(wanted, 1)
-            batch_parts = f.min(wanted, "%batches")
-            rest = f.div(wanted, batch_parts)
-            column_parts = f.min(rest, f.ceil_div("%n", shape.width))
-            row_parts = f.min(f.div(rest, column_parts), f.ceil_div("%m", plan.row_grain))
+            columns, rows = f.ceil_div("%n", shape.width), f.ceil_div("%m", plan.row_grain)
+            batch_parts, rest = best_split(f, wanted, "%batches", f.mul(columns, rows))
+            column_parts, row_parts = best_split(f, rest, columns, rows)
             slots = f.mul(f.mul(batch_parts, row_parts), column_parts)
             values: list[Value] = [batch_parts, row_parts, column_parts, slots]
             for name, value in zip((*_PARTS, "slots"), values, strict=True):

@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 from cpu_kernels import RUNNABLE, build, parse
+from simulated_threads import simulated
 
 from stepwell.targets.cpu.emit.module import EmitError, emit_kernels, emit_module
 
@@ -152,6 +153,16 @@ def test_parallel_regions_cover_the_range_once(n: int, grain: int, two_threads) 
     assert chunks.sum() == n
     teams = 2 if n >= 2 * max(grain, 1) else 1 if n else 0
     assert int((chunks > 0).sum()) == teams
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 16, 64])
+def test_shares_differ_by_one_unit_at_most(threads: int) -> None:
+    n = 1003
+    library = simulated(emit_module(parse(PARALLEL)))
+    x, y, chunks = torch.randn(n), torch.zeros(n), torch.zeros(64, dtype=torch.int64)
+    library.call("scale", x, y, chunks, n, n // threads, 2.0)
+    assert torch.equal(y, x * 2) and chunks.sum() == n
+    assert chunks[threads:].sum() == 0 and chunks[:threads].max() - chunks[:threads].min() <= 1
 
 
 def test_the_team_has_as_many_threads_as_torch(two_threads) -> None:
