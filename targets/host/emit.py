@@ -8,11 +8,11 @@ it."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xdsl.dialects.builtin import Float64Type, IntegerType
-from xdsl.ir import Attribute, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import host
 from ...dialects.expr import Expr, as_expr
@@ -79,6 +79,23 @@ def emit_host(
     return description
 
 
+def releases_behind_launches(ops: Iterable[Operation]) -> Iterator[Operation]:
+    """The ops in their order, releases behind the launches that follow them: Python's lock is not taken between kernels only to drop an
+    input. Nothing takes memory meanwhile, so that none is held for longer than it would be missed."""
+    waiting: list[Operation] = []
+    has_arena = False
+    for op in ops:
+        if isinstance(op, host.ReleaseOp):
+            waiting.append(op)
+            continue
+        if not isinstance(op, host.LaunchOp | host.ConstantOp) and not (has_arena and isinstance(op, host.ArenaPtrOp)):
+            yield from waiting
+            waiting.clear()
+        has_arena |= isinstance(op, host.ArenaPtrOp)
+        yield op
+    yield from waiting
+
+
 def extent_bytes(sizes: Sequence[Expr], strides: Sequence[Expr], element: int) -> Expr:
     """Bytes from the first element to the end of the last one (an upper bound when a size is 0)."""
     if any(size is as_expr(0) for size in sizes):
@@ -114,7 +131,7 @@ class _Emitter(ArgumentEmitter):
         self._check_constants()
         if self.gpu is not None:
             self.gpu.enter()
-        for op in self.block.ops:
+        for op in releases_behind_launches(self.block.ops):
             if op not in self.done:
                 _RULES[type(op)](self, op)  # pyright: ignore[reportArgumentType]
         entry.finish_entry()

@@ -10,7 +10,7 @@ from stepwell.dialects import host, load_dialects
 from stepwell.lowering.to_host.to_host import ToHost
 from stepwell.targets.cpu.emit.module import emit_kernels
 from stepwell.targets.cpu.jit import compile_text
-from stepwell.targets.host.emit import emit_host
+from stepwell.targets.host.emit import emit_host, releases_behind_launches
 from stepwell.targets.host.load import load_object_code, load_program
 
 KERNELS = """
@@ -79,6 +79,11 @@ class Builder:
         ToHost().apply(ctx, module)
         module.verify()
         return build_module(ctx, module, self.path, constants, objects)
+
+    def order(self, text):
+        """The operations of `host.program` text in the order in which the native entry has them."""
+        _, module = parse(f"builtin.module {{\n{KERNELS}\n{text}\n}}")
+        return [op.name.removeprefix("host.") for op in releases_behind_launches(host.program_of(module).body.block.ops)]
 
     def entry_lines(self, text):
         """How many lines of LLVM text the native entry of `host.program` text has, tables not counted."""

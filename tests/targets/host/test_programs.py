@@ -388,6 +388,27 @@ def test_dead_inputs_are_released_before_the_end(build):
     assert seen == [None]
 
 
+def test_inputs_are_released_behind_the_launches_that_follow(native):
+    """Python's lock is taken once, where memory is needed, not between kernels."""
+    text = """host.program @forward(%x: !host.tensor<f32>, %z: !host.tensor<f32>) arena 64 {
+      %p = host.arena_ptr 0
+      host.launch @double(%x : !host.tensor<f32>, %p : !host.ptr) [4] bytes 65536
+      host.release(%x : !host.tensor<f32>)
+      %q = host.arena_ptr 16
+      host.launch @double(%z : !host.tensor<f32>, %q : !host.ptr) [4] bytes 65536
+      host.release(%z : !host.tensor<f32>)
+      %y = host.empty_output [4] strides [1] : !host.tensor<f32>
+      host.launch @double(%q : !host.ptr, %y : !host.tensor<f32>) [4]
+      host.return(%y : !host.tensor<f32>) [arg(0)]
+    }"""
+    assert native.order(text) == [
+        "arena_ptr", "launch", "arena_ptr", "launch", "release", "release", "empty_output", "launch", "return",
+    ]  # fmt: skip
+    x, z = torch.rand(4), torch.rand(4)
+    (y,) = native.program(text)([x, z])
+    assert torch.equal(y, 4 * z)
+
+
 def test_nothing_leaks(native):
     """J01"""
     import sys
