@@ -52,6 +52,7 @@ def same(x):
     return y, y.view(-1)
 
 
+@pytest.mark.spread
 @CACHED
 @pytest.mark.parametrize("function, plain", [(softmax, True), (update, False), (view, False), (same, True)])
 def test_calls(function, plain, cached, tmp_path, monkeypatch):
