@@ -56,6 +56,7 @@ class NestLowering(ThreadedLoops):
             s.syms[symbol] = values.pop(0)
         for scalar in arguments.scalars:
             s.values[scalar] = values.pop(0)
+        s.windows = schedule.windows
         s.written = {memory_of(a.buffer) for a in info.access.values() if a.is_store}
         if schedule.style == "inner" and info.root.children:
             s.cache = RowCache(s, self.choice)
@@ -230,7 +231,7 @@ class NestLowering(ThreadedLoops):
                 s.leave_lanes()
             b.end_if(whole_block, then, b.end_branch())
 
-        self.rows([*outer, blocks], body)
+        self.rows([blocks, *outer] if self.schedule.windows else [*outer, blocks], body)
 
     def _vectors(self, one: Loop, span: Span) -> None:
         parts = segments(span, self.schedule.lanes)

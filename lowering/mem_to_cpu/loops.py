@@ -7,17 +7,20 @@ keeps its own partial results, which are joined after the loops.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from xdsl.ir import SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import Dim, Expr, as_expr
+from ...dialects.expr import Dim, Expr, Range, as_expr
+from ...passes.analysis.dependences import memory_of
 from ...passes.analysis.nest_access import Loop, Node
 from ...passes.analysis.op_costs import has_effect
 from ...passes.cost.nest_cost import UNROLL_OPS, UNROLL_TRIPS, VECTOR_LANES
+from ...passes.cost.window_reuse import WindowReuse
+from .reductions.windows import WindowRows
 from .state import State
 
 States = list[list[SSAValue]]
@@ -128,8 +131,13 @@ def sequential(
     """Run `step` once for every index of `loops`, carrying `state`; short loops are unrolled when there are lanes."""
     if not loops:
         return step(state)
+    reuse = s.windows.get(loops[0][0].dim)
+    if reuse is not None and len(loops) == 1 and s.lane is not None and loops[0][1] == Span.whole(reuse.one.size):
+        return _together(s, reuse, state, step)
     counts = [span.count for _, span in loops if span.count is not None and span.first is None]
     trips = prod(counts)
+    if len(counts) == len(loops) and s.rows is not None:
+        return _window(s, s.rows, loops, state, step)
     if len(counts) == len(loops) and trips <= (UNROLL_TRIPS if s.lane is not None else 4) and trips * ops <= UNROLL_OPS:
         return _unrolled(s, loops, state, step)
     b = s.b
@@ -151,6 +159,48 @@ def _unrolled(s: State, loops: Sequence[tuple[Loop, Span]], state: list[SSAValue
         s.fixed[one.dim] = as_expr(k)
         state = _unrolled(s, rest, state, step)
     s.fixed.pop(one.dim, None)
+    return state
+
+
+def _window(s: State, rows: WindowRows, loops: Sequence[tuple[Loop, Span]], state: list[SSAValue], step: Step) -> list[SSAValue]:
+    """The terms of a window, its first loop of several iterations row by row."""
+    lone = next((k for k, (_, span) in enumerate(loops) if span.count != 1), len(loops) - 1)
+    (one, span), rest = loops[lone], [*loops[:lone], *loops[lone + 1 :]]
+    assert span.count is not None
+    for k in range(span.count):
+        rows.row()
+        s.fixed[one.dim] = as_expr(k)
+        state = _unrolled(s, rest, state, step)
+    s.fixed.pop(one.dim, None)
+    rows.end()
+    return state
+
+
+def _together(s: State, reuse: WindowReuse, state: list[SSAValue], step: Step) -> list[SSAValue]:
+    """A loop several iterations of which run one after the other in a straight body, so that their windows share what they load."""
+    d, b, size = reuse.one.dim, s.b, int(reuse.one.size)
+    state = _iterations(s, d, range(reuse.first), state, step)
+    if reuse.end > reuse.first:
+        base = s.info.new_dim(Range(reuse.first, reuse.end - reuse.together))
+        index, *carried = b.begin_for(b.int(reuse.first), b.int(reuse.end), b.int(reuse.together), state)
+        s.dims[base] = index
+        state = list(b.end_for(_iterations(s, d, [base + k for k in range(reuse.together)], list(carried), step)))
+    for first in range(reuse.end, size, reuse.together):
+        state = _iterations(s, d, range(first, min(first + reuse.together, size)), state, step)
+    return state
+
+
+def _iterations(s: State, d: Dim, indices: Iterable[Expr | int], state: list[SSAValue], step: Step) -> list[SSAValue]:
+    """The steps of a loop with these indices, row by row of their windows."""
+    s.rows = WindowRows(s.b.levels[-1].block)
+    for k in indices:
+        s.fixed[d] = as_expr(k)
+        s.rows.begin()
+        state = step(state)
+    if not any(memory_of(a.buffer) in s.written for a in s.info.root.all_accesses() if not a.is_store):
+        s.rows.reorder()
+    s.rows = None
+    s.fixed.pop(d, None)
     return state
 
 

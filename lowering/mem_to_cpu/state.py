@@ -33,6 +33,7 @@ from ...dialects.expr import (
 )
 from ...dialects.nd.types import I32_MAX
 from ...passes.analysis.nest_access import NestAccess
+from ...passes.cost.window_reuse import WindowReuse
 from ..nest.indices import Indices
 from ..nest.values import Condition, NestValues
 from .builder import Builder
@@ -40,6 +41,7 @@ from .builder import Builder
 if TYPE_CHECKING:
     from ...passes.analysis.store_groups import StoreGroup
     from .reductions.row_cache import RowCache
+    from .reductions.windows import WindowRows
 
 
 class Lane:
@@ -83,6 +85,10 @@ class State(NestValues):
         self.varying: dict[Dim, SSAValue] = {}
         self.scalars = ScalarIndices(self)
         self.cache: RowCache | None = None
+        self.windows: Mapping[Expr, WindowReuse] = {}
+        """Loops several iterations of which run together (passes/cost/window_reuse.py)."""
+        self.rows: WindowRows | None = None
+        """The rows of the windows of such iterations while they are lowered: loops inside of them are spelled out."""
         self.pieces: dict[Expr, tuple[int, int]] = {}
         """Loops of which only a part is run now."""
         self.groups: dict[tuple[Block, Dim, int], Mapping[Operation, StoreGroup]] = {}

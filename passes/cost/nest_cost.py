@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd
+from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import IntegerAttr, IntegerType, StringAttr, f64
 from xdsl.ir import Block, Operation, SSAValue
@@ -20,6 +21,9 @@ from ..analysis.store_groups import shuffles, store_groups
 from ..analysis.symbols import DEFAULT_SIZE
 from .machine.accesses import ACCESSES
 from .machine.cpu import SERVER
+
+if TYPE_CHECKING:
+    from .window_reuse import WindowReuse
 
 NS_PER_UNIT = SERVER.unit_ns
 """Time of one operation on 16 lanes of 32 bits, data in the nearest cache."""
@@ -71,6 +75,8 @@ class Schedule:
     cost: float = 0.0
     inside: frozenset[Expr] = frozenset()
     """Style "lanes": the dimensions of the loops that run inside of the vector loop, because much does not depend on them."""
+    windows: dict[Expr, WindowReuse] = field(default_factory=dict)
+    """Style "lanes": loops (by dimension) several iterations of which run together, because their windows share elements."""
     fixed: bool = False
     """The loops of the nest run in the order in which they are written, those after the vector loop inside of it."""
     tiles: dict[Expr, int] = field(default_factory=dict)

@@ -22,6 +22,7 @@ from .nest_cost import (
     MIN_WIDE_TRIPS,
     NS_PER_UNIT,
     SERIAL_NS,
+    UNROLL_OPS,
     VECTOR_LANES,
     WIDEST_LANES,
     Cost,
@@ -29,6 +30,7 @@ from .nest_cost import (
     _loop_at,
     _number,
 )
+from .window_reuse import window_reuses
 
 
 def serial_dims(cost: Cost) -> frozenset[Expr]:
@@ -56,6 +58,10 @@ def choose(info: NestAccess, hints: Mapping[Expr, int], grain: int = SERIAL_NS) 
     best.tiles = _tile_dims(root, tile_sizes(table))
     if best.style == "lanes" and not root.children and best.vector is not None and not best.fixed:
         best.inside = loops_inside(cost, best.vector, best.lanes)
+    best.windows = window_reuses(info, best, UNROLL_OPS)
+    if best.windows:
+        best.lanes = min(best.lanes, VECTOR_LANES)
+        best.inside = frozenset(one.dim for one in root.loops if one.dim in best.windows)
     lanes = table.get("lanes")
     if isinstance(lanes, IntegerAttr):
         best.lanes = lanes.value.data

@@ -294,6 +294,14 @@ def test_frozen_weights_are_constants(package):
         stepwell.load(loaded.path, weights=model.state_dict())
 
 
+def test_frozen_weights_lie_in_panels(package):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(40, 100), nn.ReLU(), nn.Linear(100, 40)).eval(), torch.randn(6, 40)
+    loaded = package(model, (x,), options={"freezing": True})
+    torch.testing.assert_close(loaded(x), model(x).detach(), rtol=1e-4, atol=1e-5)
+    assert sorted(tuple(t.shape) for t in loaded.weights.values() if t.dim() == 3) == [(1, 100, 64), (2, 40, 64)]
+
+
 def test_a_whole_state_dict_fits_though_a_part_of_it_is_not_used(package):
     model, x = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval(), torch.randn(2, 4)
     loaded = package(model, (x,))
