@@ -76,7 +76,8 @@ def _attention(op: Operation, isa: str) -> str:
         return ""
     if weighed is None:
         return AttentionSpec(dtype, isa).shared_symbol
-    return WeighedSpec(dtype, isa, len(weighed.scales), len(weighed.rows), weighed.softmax).shared_symbol
+    counts = len(weighed.scales), len(weighed.rows)
+    return WeighedSpec(dtype, isa, *counts, weighed.softmax, weighed.scaled, weighed.added).shared_symbol
 
 
 def _sums(dtype: str) -> str:
