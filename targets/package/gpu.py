@@ -9,7 +9,7 @@ from ...dialects.support.record import Record, changed
 from .format import PackageFile
 from .kernels import has_ptx, shared_memory
 from .programs import ItemRecord, ProgramRecord
-from .signature import Signature, Target
+from .signature import Target
 
 
 class Place(Record):
@@ -25,7 +25,7 @@ def is_device(name: str) -> bool:
     return re.fullmatch(r"cpu|cuda(:\d+)?", name) is not None
 
 
-def gpu_place(file: PackageFile, signature: Signature, target: Target, device: str) -> Place | str:
+def gpu_place(file: PackageFile, target: Target, device: str) -> Place | str:
     """How code for a GPU runs on a device of torch, or why it does not."""
     import torch
 
@@ -41,10 +41,10 @@ def gpu_place(file: PackageFile, signature: Signature, target: Target, device: s
     if amd:  # the name has features behind it, as `gfx942:sramecc+:xnack-`: kernels run with and without
         have = found.gcnArchName.partition(":")[0]
         return Place(target, f"cuda:{number}") if have == target.architecture else f"the GPU is a {have}"
-    return _nvidia_place(file, signature, target, f"cuda:{number}", getattr(found, "shared_memory_per_block_optin", 0))
+    return _nvidia_place(file, target, f"cuda:{number}", getattr(found, "shared_memory_per_block_optin", 0))
 
 
-def _nvidia_place(file: PackageFile, signature: Signature, target: Target, device: str, limit: int) -> Place | str:
+def _nvidia_place(file: PackageFile, target: Target, device: str, limit: int) -> Place | str:
     """How code for a GPU of NVIDIA's runs on one of them, whose programs have `limit` bytes of shared memory (0: unknown)."""
     import torch
 
@@ -54,7 +54,7 @@ def _nvidia_place(file: PackageFile, signature: Signature, target: Target, devic
     as_binary = have == made or (major < 9 and major == made // 10 and have > made)
     if not as_binary and not (have > made and has_ptx(file, target.name)):
         return f"the GPU is an sm_{have}"
-    if have != made and limit and (taken := shared_memory(file, signature, target.name)) > limit:
+    if have != made and limit and (taken := shared_memory(file, target.name)) > limit:
         return f"a program on the GPU has {limit} bytes of shared memory, and {taken} are needed"
     return Place(target, device, not as_binary)
 

@@ -10,7 +10,6 @@ from ..host.gpu.runtime_ir import Variant
 from .errors import PackageError
 from .format import PackageFile
 from .programs import BoxRecord, DescriptorRecord, KernelRecord, ProgramRecord
-from .signature import Signature
 
 
 class PackagedBinary(Record):
@@ -71,7 +70,8 @@ def has_ptx(file: PackageFile, target: str) -> bool:
     return any(section.target == target for section in file.of_kind("ptx"))
 
 
-def shared_memory(file: PackageFile, signature: Signature, target: str) -> int:
-    """Bytes of shared memory that the kernels for a target take, at most."""
-    records: list[ProgramRecord] = [file.load(ProgramRecord, "program", one.name, target) for one in signature.entries]
+def shared_memory(file: PackageFile, target: str) -> int:
+    """Bytes of shared memory that the kernels for a target take, at most: those of entry points and of the subgraphs that they call."""
+    names = [section.name for section in file.of_kind("program") if section.target == target]
+    records: list[ProgramRecord] = [file.load(ProgramRecord, "program", name, target) for name in names]
     return max((b.shared for record in records for kernel in record.kernels for b in kernel.binaries), default=0)

@@ -166,7 +166,7 @@ def choose_place(file: PackageFile, signature: Signature, device: str | None, na
         raise file.error(f"it has no code for {device}; it has code for {', '.join(t.name for t in targets)}")
     lacks: list[str] = []
     for one in known:
-        found = _place_of(file, signature, one, device)
+        found = _place_of(file, one, device)
         if isinstance(found, Place):
             if lacks or found.from_ptx:
                 how = ", compiled by the driver from PTX" if found.from_ptx else ""
@@ -176,14 +176,14 @@ def choose_place(file: PackageFile, signature: Signature, device: str | None, na
     raise file.error(f"this machine runs none of its code ({'; '.join(lacks)}); export it for other targets, such as cpu-v3")
 
 
-def _place_of(file: PackageFile, signature: Signature, target: Target, device: str | None) -> Place | str:
+def _place_of(file: PackageFile, target: Target, device: str | None) -> Place | str:
     """Where code for a target runs, or why it does not run here."""
     missing = [f for f in target.features if f not in cpu_features()]
     if missing:
         return f"the CPU lacks {', '.join(missing)}"
     if not target.is_gpu:
         return Place(target)
-    return gpu_place(file, signature, target, device if device not in (None, "cpu") else "cuda")
+    return gpu_place(file, target, device if device not in (None, "cpu") else "cuda")
 
 
 def _entry(file: PackageFile, signature: Signature, point: EntryPoint, place: Place, store: WeightStore) -> Entry:

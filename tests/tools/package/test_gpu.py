@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.while_loop import while_loop
 
 import stepwell
 from stepwell.dialects.support.record import changed
@@ -22,8 +23,7 @@ from stepwell.targets.package.layout import HEADER, Feature
 from stepwell.targets.package.process import host_image
 from stepwell.targets.package.programs import ItemRecord, ProgramRecord
 from stepwell.targets.package.schema import dump
-from stepwell.targets.package.signature import EntryPoint, Signature, Target
-from stepwell.targets.package.trees import Tree
+from stepwell.targets.package.signature import Target
 from stepwell.tools.options.options import make_options
 from stepwell.tools.package.code import CodeSections, without_folders
 from stepwell.tools.package.exported import exported_graph
@@ -184,7 +184,7 @@ def pretend_gpus(monkeypatch):
 def test_code_runs_as_a_binary_or_from_ptx(made, gpu, how, pretend_gpus):
     pretend_gpus(gpu)
     file, _ = gpu_sections(made)
-    place = gpu_place(file, Signature((), (), 16), Target(made, capability=int(made[3:])), "cuda")
+    place = gpu_place(file, Target(made, capability=int(made[3:])), "cuda")
     assert place == (how if " " in how else Place(Target(made, capability=int(made[3:])), "cuda:0", how == "ptx"))
 
 
@@ -192,20 +192,19 @@ def test_what_a_gpu_lacks_is_named(pretend_gpus):
     file, records = gpu_sections("sm_80")
     record = ProgramRecord("f", 0, True, "", "cuda:0", "gpu", (), (), kernels=records["sm_80"])
     sections = [(s, bytes(file.bytes_of(s))) for s in file.index.sections]
-    file = read_package(b"".join(packed([*sections, (Section("program", "f", 0, 0, "", "sm_80"), dump(record))], {}, "0")))
-    signature = Signature((EntryPoint("f", (), 0, Tree("tuple"), (), Tree("tuple"), ()),), (), 16)
+    file = read_package(b"".join(packed([*sections, (Section("program", "f.1", 0, 0, "", "sm_80"), dump(record))], {}, "0")))
     pretend_gpus(90, 90, properties=FakeProperties(20, 1000))
     target = Target("sm_80", capability=80, multiprocessors=16)
-    assert gpu_place(file, signature, target, "cuda:1") == "a program on the GPU has 1000 bytes of shared memory, and 65536 are needed"
-    assert "20 multiprocessors, and 27" in str(gpu_place(file, signature, changed(target, multiprocessors=27), "cuda:1"))
-    assert gpu_place(file, signature, target, "cuda:2") == "torch finds no cuda:2"
+    assert gpu_place(file, target, "cuda:1") == "a program on the GPU has 1000 bytes of shared memory, and 65536 are needed"
+    assert "20 multiprocessors, and 27" in str(gpu_place(file, changed(target, multiprocessors=27), "cuda:1"))
+    assert gpu_place(file, target, "cuda:2") == "torch finds no cuda:2"
     pretend_gpus(80, 80, properties=FakeProperties(20, 1000))
-    assert gpu_place(file, signature, target, "cuda:1") == Place(target, "cuda:1")
+    assert gpu_place(file, target, "cuda:1") == Place(target, "cuda:1")
 
 
 def test_code_for_amd_runs_on_its_architecture(pretend_gpus, monkeypatch):
     file, _ = gpu_sections("gfx942")
-    place = partial(gpu_place, file, Signature((), (), 16))
+    place = partial(gpu_place, file)
     target, other = (level_of(name).target for name in ("gfx942", "gfx90a"))
     pretend_gpus(90, 90)
     assert place(target, "cuda") == "torch finds no GPU of AMD's"
@@ -273,6 +272,35 @@ def test_a_package_for_gpus_and_the_cpu(tmp_path):
     if not torch.cuda.is_available():
         with pytest.raises(PackageError, match="runs none of its code.*sm_90: torch finds no GPU"):
             stepwell.load(path, device="cuda")
+
+
+class Steps(nn.Module):
+    """A loop with a branch in it."""
+
+    def forward(self, x, n):
+        def step(k, x):
+            return k + 1, torch.cond(x.sum() > 0, lambda x: (x * 1.1).sin(), lambda x: x.softmax(-1), (x,))
+
+        return while_loop(lambda k, x: k < n, step, (torch.zeros((), dtype=torch.int64), x))
+
+
+@needs_triton
+@pytest.mark.long
+def test_control_flow_of_a_package_for_gpus(tmp_path):
+    """The programs of subgraphs are for the GPU, too, and have its kernels."""
+    path = tmp_path / "a.stepwell"
+    stepwell.export(Steps(), (torch.ones(3, 4), torch.tensor(3)), to=path, targets=["sm_90", "gfx942", "cpu-v3"])
+    with open_package(path) as file:
+        for target in ("sm_90", "gfx942"):
+            names = [s.name for s in file.of_kind("program") if s.target == target]
+            records = [file.load(ProgramRecord, "program", name, target) for name in names]
+            assert len(names) == 5 and {r.device for r in records} == {"cuda:0"} and all(r.native and r.kernels for r in records)
+            assert sorted(o.name for r in records for o in r.objects) == ["Cond", "WhileLoop"]
+            assert all(kernels_of(file, r.kernels, target) for r in records)
+            moved = [on_device(r, "cuda:1") for r in records]
+            assert "cuda:0" not in "".join(r.python + str(r.items) + str(r.checks) for r in moved)
+    args = torch.full((3, 4), -1.0), torch.tensor(2)
+    torch.testing.assert_close(stepwell.load(path)(*args), Steps()(*args))
 
 
 def test_a_device_that_packages_do_not_run_on(tmp_path):
