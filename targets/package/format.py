@@ -170,6 +170,8 @@ def open_package(path: str | os.PathLike[str]) -> PackageFile:
     except OSError as error:
         raise PackageError(f"it cannot be opened: {error.strerror}", place=name) from None
     try:
+        if os.path.isdir(descriptor):
+            raise PackageError("it cannot be opened: it is a directory", place=name)
         size = os.fstat(descriptor).st_size
         if size < HEADER.size + 4:
             raise PackageError(f"it has {size} bytes and is no package of stepwell", place=name)
@@ -233,6 +235,7 @@ def write_package(
     """Write a package, whole or not at all; its bytes. PackageError where that is not possible."""
     import tempfile
 
+    check_place(path)
     target = Path(path)
     parts = packed(sections, notes, writer)
     try:
@@ -249,3 +252,12 @@ def write_package(
     except OSError as error:
         raise PackageError(f"it cannot be written: {error.strerror}", place=str(path)) from None
     return sum(map(len, parts))
+
+
+def check_place(path: str | os.PathLike[str]) -> None:
+    """PackageError where no file can be written at a path, as far as that is seen before: what comes before the writing may take long."""
+    target = Path(path)
+    if target.is_dir():
+        raise PackageError("it cannot be written: it is a directory", place=str(path))
+    if not target.parent.is_dir():
+        raise PackageError(f"it cannot be written: there is no directory '{target.parent}'", place=str(path))

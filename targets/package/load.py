@@ -37,6 +37,9 @@ from .weights import WeightStore
 if TYPE_CHECKING:
     import torch
 
+TAKEN = ("entries", "native", "path", "reset", "signature", "state", "target", "weights")
+"""What a loaded package has beside its entry points."""
+
 log = logging.getLogger("stepwell")
 
 
@@ -97,7 +100,7 @@ class Package:
 
 def load(
     path: str | os.PathLike[str],
-    device: str | None = None,
+    device: str | torch.device | None = None,
     weights: Mapping[str, torch.Tensor] | None = None,
     verify: bool = False,
     target: str | None = None,
@@ -114,14 +117,14 @@ def load(
 
 def load_file(
     file: PackageFile,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     weights: Mapping[str, torch.Tensor] | None = None,
     verify: bool = False,
     target: str | None = None,
 ) -> Package:
     """The package of an open file, which may be closed then."""
     try:
-        return _loaded(file, device, weights, verify, target)
+        return _loaded(file, None if device is None else str(device), weights, verify, target)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         if isinstance(error, StepwellError):
             raise

@@ -85,6 +85,8 @@ class WeightStore:
         of which one is given take it, too. PackageError."""
         import torch
 
+        if not isinstance(given, Mapping):
+            raise self._error(f"weights is a {type(given).__name__}; it has to be names and tensors, such as a state_dict")
         for name, value in given.items():
             old = self.tensors.get(name)
             if old is None:
@@ -94,6 +96,9 @@ class WeightStore:
             if value.dtype != old.dtype or value.shape != old.shape:
                 want, have = _kind(old), _kind(value)
                 raise self._error(f"weights: '{name}' should be {want}, and is {have}")
+            if value.layout != torch.strided or value.device.type == "meta":
+                what = "on meta" if value.device.type == "meta" else value.layout
+                raise self._error(f"weights: '{name}' is {what} and has no bytes to take")
             value = value.detach()
             if value.stride() != old.stride() or value.device != old.device:
                 value = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=old.device).copy_(value)

@@ -15,7 +15,8 @@ import torch
 from ...errors import StepwellError
 from ...targets.package import schema
 from ...targets.package.errors import PackageError
-from ...targets.package.format import Section, write_package
+from ...targets.package.format import Section, check_place, write_package
+from ...targets.package.load import TAKEN
 from ...targets.package.signature import Signature
 from ..options.options import Options, make_options
 from .code import CodeSections
@@ -25,6 +26,8 @@ from .program_sections import ProgramSections
 from .samples import sample_sections, take_sample
 from .tensors import WeightTable
 
+_SPEC_PARTS = 4
+"""Of an entry point: a model, args, kwargs, dynamic_shapes."""
 Content = tuple[Section, bytes | memoryview]
 
 
@@ -60,9 +63,10 @@ def export(
     samples: keep the arguments and eager's results, for `stepwell inspect --verify`, unless they are large.
     Raises PackageError for what a package cannot hold, and StepwellError for a graph that cannot be compiled."""
     chosen = make_options(None, dict(options or {}))
+    check_place(to)
+    levels = None if targets is None else ordered(targets)
     programs = programs_of(model, args, kwargs or {}, dynamic_shapes)
     taken = {name: take_sample(name, program) for name, program in programs.items()} if samples else {}
-    levels = ordered(targets) if targets else None
     for_gpu = levels is not None and any(level.is_gpu for level in levels)
     graphs = [exported_graph(name, program, chosen, for_gpu) for name, program in programs.items()]
     levels = levels or ordered(default_levels(device_of(graphs)))
@@ -95,10 +99,21 @@ def programs_of(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], dy
         return {"forward": _program("forward", _spec(model, args, kwargs, dynamic_shapes))}
     if not model:
         raise PackageError("a package needs an entry point")
-    wrong = [name for name in model if not (isinstance(name, str) and name.isidentifier())]
-    if wrong:
-        raise PackageError(f"{wrong[0]!r} is no name for an entry point")
-    return {name: _program(name, _spec(*one) if isinstance(one, (tuple, list)) else one) for name, one in model.items()}
+    if args or kwargs or dynamic_shapes:
+        raise PackageError("entry points have their own arguments: name -> (model, args, kwargs, dynamic_shapes)")
+    for name in model:
+        if not (isinstance(name, str) and name.isidentifier()) or name.startswith("_") or name in TAKEN:
+            why = "; a loaded package has something else of that name" if name in TAKEN else ""
+            raise PackageError(f"{name!r} is no name for an entry point{why}")
+    return {name: _program(name, _spec_of(name, one)) for name, one in model.items()}
+
+
+def _spec_of(name: str, one: Any) -> Any:
+    """An entry point as it stands in a dictionary."""
+    if isinstance(one, (tuple, list)) and not 1 <= len(one) <= _SPEC_PARTS:
+        takes = "(model, args, kwargs, dynamic_shapes), the last two optional"
+        raise PackageError(f"entry point '{name}' has {len(one)} parts; it takes {takes}")
+    return _spec(*one) if isinstance(one, (tuple, list)) else one
 
 
 def _spec(model: Any, args: Any = (), kwargs: Any = None, dynamic_shapes: Any = None) -> Any:
@@ -108,6 +123,10 @@ def _spec(model: Any, args: Any = (), kwargs: Any = None, dynamic_shapes: Any = 
         return model
     if not isinstance(args, tuple):
         raise PackageError(f"args is a {type(args).__name__}; it has to be a tuple")
+    if not isinstance(kwargs or {}, Mapping):
+        raise PackageError(f"kwargs is a {type(kwargs).__name__}; it has to be a dictionary")
+    if isinstance(model, type):
+        raise PackageError(f"the model is the class {model.__name__}; it has to be an object of it")
     return EntrySpec(model, args, dict(kwargs or {}), dynamic_shapes)
 
 
@@ -119,6 +138,8 @@ def _program(name: str, what: Any) -> Any:
     if isinstance(what, ExportedProgram):
         return what
     if isinstance(what, (str, os.PathLike)):
+        if not os.path.isfile(what):
+            raise PackageError("there is no such file", place=str(what))
         try:
             return torch_load(what)
         except Exception as error:
@@ -127,6 +148,7 @@ def _program(name: str, what: Any) -> Any:
         kinds = "(model, args), an ExportedProgram or a .pt2 file"
         raise PackageError(f"entry point '{name}' is a {type(what).__name__}; it should be {kinds}")
     module = as_module(what.model)
+    _check_dimensions(name, what.args, what.dynamic_shapes)
     try:
         with torch.no_grad():
             return torch_export(module, what.args, dict(what.kwargs), dynamic_shapes=what.dynamic_shapes, strict=False)
@@ -134,6 +156,15 @@ def _program(name: str, what: Any) -> Any:
         raise
     except Exception as error:
         raise PackageError(f"entry point '{name}': torch.export fails: {type(error).__name__}: {error}") from error
+
+
+def _check_dimensions(name: str, args: Sequence[Any], shapes: Any) -> None:
+    """PackageError for a dimension that an argument does not have, which torch does not explain."""
+    given = list(shapes.values()) if isinstance(shapes, dict) else shapes if isinstance(shapes, (tuple, list)) else ()
+    for value, one in zip(args, given, strict=False):
+        dims = one if isinstance(one, dict) and isinstance(value, torch.Tensor) else {}
+        if wrong := [d for d in dims if isinstance(d, int) and not -value.dim() <= d < value.dim()]:
+            raise PackageError(f"entry point '{name}': dynamic_shapes names dimension {wrong[0]} of an argument that has {value.dim()}")
 
 
 def as_module(model: Any) -> torch.nn.Module:
@@ -145,7 +176,7 @@ def as_module(model: Any) -> torch.nn.Module:
         return _method_module(owner, model)
     if callable(model):
         return _FunctionModule(model)
-    raise PackageError(f"a {type(model).__name__} is no module, method or function")
+    raise PackageError(f"the model is of the type {type(model).__name__}; it has to be a module, a method or a function")
 
 
 def _method_module(owner: torch.nn.Module, method: Any) -> torch.nn.Module:

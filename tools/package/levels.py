@@ -88,6 +88,8 @@ def default_levels(device: str) -> tuple[str, ...]:
 
 
 def ordered(names: Sequence[str]) -> list[Level]:
-    """The levels of these names, best first."""
+    """The levels of these names, best first. PackageError."""
+    if isinstance(names, str) or not names:
+        raise PackageError(f"targets is {names!r}; it has to be names of targets, such as ['cpu-v3', 'sm_90']")
     found = [level_of(name) for name in dict.fromkeys(names)]
     return sorted(found, key=lambda one: (one.target.capability, len(one.target.features), one.target.name), reverse=True)
