@@ -286,7 +286,11 @@ class GraphCompilers:
         metadata = tracing.fw_metadata if tracing is not None else None
         if metadata is None or len(metadata.input_info) != len(example_inputs) or torch._C._is_any_autocast_enabled():
             return None
-        return self._inference if is_plain(metadata) else None
+        try:
+            return self._inference if is_plain(metadata) else None
+        except (AttributeError, ImportError) as error:  # what torch knows of a graph is its own affair and differs between versions
+            log.info("graph %d is called through AOTAutograd's wrapper: %s: %s", self.number, type(error).__name__, error)
+            return None
 
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any], kind: str) -> Callable[..., Any]:
         if kind == "inference":  # with forward and backward in it, where the program itself asks for gradients

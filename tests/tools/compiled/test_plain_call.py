@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import stepwell
+from stepwell.tools.backend import torch_backend
 
 CACHED = pytest.mark.parametrize("cached", [False, True], ids=["traced", "cached"])
 
@@ -80,6 +81,17 @@ def test_the_mode_of_gradients_comes_back():
     weight = torch.randn(5, 3, requires_grad=True)
     run(weight, torch.tensor([1, 1])).sum().backward()
     assert weight.grad[1].tolist() == [4.0] * 3
+
+
+def test_a_torch_that_knows_other_things_of_a_graph(monkeypatch):
+    """Its wrapper stays where it is."""
+
+    def unknown(metadata):
+        raise AttributeError("num_outputs_aliased")
+
+    monkeypatch.setattr(torch_backend, "is_plain", unknown)
+    run = compiled(softmax, False, torch.randn(3, 4))
+    assert wrappers_called(run, torch.randn(3, 4)) and not stepwell.counters["recovered"]
 
 
 def test_under_autocast():
