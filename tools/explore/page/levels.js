@@ -96,6 +96,7 @@ class LevelsView {
   }
 
   describe(pane, line) {
+    this.details.classList.toggle("idle", !pane);
     if (!pane) {
       this.details.replaceChildren(h("p", {}, "Point at a line to see what belongs to it in the other panes. Click it, or press Enter, to keep that."));
       return;

@@ -79,7 +79,7 @@ class TimeView {
     const y = (speed) => 10 + 240 * (1 - Math.min(1, Math.max(0, (Math.log10(Math.max(speed, 1e-9)) - bottom) / (top - bottom))));
     const parts = [];
     for (let k = low; k <= high; k++) parts.push(h("line", { x1: x(10 ** k), y1: 10, x2: x(10 ** k), y2: 250, class: "grid" }), words(x(10 ** k), 266, String(Number((10 ** k).toPrecision(3))), "middle"));
-    for (let k = bottom; k <= top; k++) parts.push(h("line", { x1: 60, y1: y(10 ** k), x2: 840, y2: y(10 ** k), class: "grid" }), words(54, y(10 ** k) + 4, String(Number((10 ** k).toPrecision(3))), "end"));
+    for (let k = bottom; k <= top; k++) parts.push(h("line", { x1: 60, y1: y(10 ** k), x2: 840, y2: y(10 ** k), class: "grid" }), words(54, y(10 ** k) + 4, countText(10 ** k), "end"));
     machine.levels.forEach((level, k) => {
       const points = [10 ** low, machine.gflops / level.gbs, 10 ** high].map((i) => `${x(i).toFixed(1)},${y(Math.min(machine.gflops, i * level.gbs)).toFixed(1)}`);
       parts.push(h("polyline", { points: points.join(" "), class: `roof r${k % 4}` }),
