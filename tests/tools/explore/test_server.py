@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import importlib.machinery
 import json
 import threading
 
@@ -13,6 +14,7 @@ from stepwell.errors import StepwellError
 from stepwell.tools.explore.compare import compare
 from stepwell.tools.explore.errors import ExploreError
 from stepwell.tools.explore.main import explore, main
+from stepwell.tools.explore.page import component, html
 from stepwell.tools.explore.server import worker
 from stepwell.tools.explore.server.http import ADDRESS, MAX_BODY_BYTES, TOKEN_HEADER, Server
 from stepwell.tools.explore.server.messages import message_of
@@ -232,8 +234,9 @@ def test_what_a_document_is_not_good_for(arguments, said, capsys):
 
 
 @pytest.mark.long
-def test_the_page_reruns_and_edits(server, browser, scores):
+def test_the_page_reruns_and_edits(server, browser, scores, monkeypatch):
     """In the browser: a fusion is forbidden, a constant is edited, an operation is broken."""
+    monkeypatch.setattr(html, "component", lambda: ("", ""))
     browser.open(server.url)
     browser.value("document.getElementById('tab-plan').click()")
     browser.value("[...document.querySelectorAll('.plan button.small')].find(b => b.textContent === 'keep apart').click()")
@@ -257,3 +260,34 @@ def test_the_page_reruns_and_edits(server, browser, scores):
     assert "elements differ" in said and "opt-tool edited_loop.mlir --run" in said and "a call" in said
     assert browser.errors() == []
     assert all(url.startswith((f"http://{ADDRESS}:{server.port}/", "blob:")) for url in browser.requests())
+
+
+@pytest.mark.long
+@pytest.mark.skipif(component.component() == ("", ""), reason="nbclassic, which brings CodeMirror, is not installed")
+def test_codemirror_colours_folds_and_shows_a_mistake_at_its_line(server, browser):
+    browser.open(server.url)
+    browser.value("document.getElementById('tab-run').click()")
+    view = "document.querySelector('.CodeMirror').CodeMirror"
+    browser.until("document.querySelectorAll('.CodeMirror .cm-t-name-variable').length > 0")
+    browser.until("document.querySelectorAll('.CodeMirror-foldgutter-open').length > 0")
+    line = f"{view}.getValue().split('\\n').findIndex((one) => one.includes('arith.mulf'))"
+    browser.value(f"(line => {view}.replaceRange('?', {{line, ch: {view}.getLine(line).length}}, undefined, '+input'))({line})")
+    assert browser.until("document.querySelector('.mistake.inline')?.textContent").startswith("line ")
+    browser.value(f"{view}.undo()")
+    browser.until("!document.querySelector('.mistake.inline')")
+    assert browser.errors() == []
+
+
+def test_the_component_is_read_from_its_package(tmp_path, monkeypatch):
+    for name in (*component.STYLES, *component.SCRIPTS):
+        file = tmp_path / "nbclassic/static/components/codemirror" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"/* {name} */</script>")
+    (tmp_path / "nbclassic/__init__.py").write_text("raise ImportError('it is not imported')")
+    monkeypatch.setattr(component, "find_spec", lambda name: importlib.machinery.PathFinder.find_spec(name, [str(tmp_path)]))
+    styles, scripts = component.component()
+    assert styles.startswith("/* lib/codemirror.css */") and scripts.count("/*") == len(component.SCRIPTS)
+    served = html.page("{}", "f", token="t")
+    assert "/* lib/codemirror.js */<\\/script>" in served and "/* lib/codemirror.js */" not in html.page("{}", "f")
+    (tmp_path / "nbclassic/static/components/codemirror/lib/codemirror.js").unlink()
+    assert component.component() == ("", "")

@@ -9,8 +9,9 @@ from html import escape
 from pathlib import Path
 
 from ...highlight.rules import RULES
+from .component import component
 
-PARTS = ("data", "viewer", "levels", "passes", "plan", "pictures", "report", "server", "main")
+PARTS = ("data", "viewer", "levels", "passes", "plan", "pictures", "report", "editor", "server", "main")
 """The program's files, in the order in which they stand."""
 
 
@@ -20,6 +21,7 @@ def page(document: str, name: str, *, token: str = "", view: str = "levels") -> 
     data = base64.b64encode(gzip.compress(document.encode(), mtime=0)).decode()
     connect = "'self'" if token else "'none'"
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src {connect}; base-uri 'none'"
+    styles, editor = component() if token else ("", "")
     rules = json.dumps([[rule.pattern, _class(rule.token)] for rule in RULES])
     return "\n".join((
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
@@ -27,9 +29,10 @@ def page(document: str, name: str, *, token: str = "", view: str = "levels") -> 
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f'<meta name="stepwell-token" content="{escape(token)}">',
         f'<meta name="stepwell-view" content="{escape(view)}">',
-        f"<title>stepwell: {escape(name)}</title><style>{_file('explorer.css')}</style></head>",
+        f"<title>stepwell: {escape(name)}</title><style>{styles}{_file('explorer.css')}</style></head>",
         '<body><div id="page"></div><noscript>This page needs JavaScript.</noscript>',
         f'<script type="application/octet-stream" id="document">{data}</script>',
+        f"<script>{_inline(editor)}</script>" if editor else "",
         f'<script>"use strict";\n(() => {{\nconst MLIR_RULES = {_inline(rules)};\n{_program()}}})();</script>',
         "</body></html>\n",
     ))  # fmt: skip

@@ -30,9 +30,7 @@ class RunView {
     this.button = h("button", { type: "button", click: () => this.rerun() }, "Compile again");
     this.said = h("div", { class: "said", "aria-live": "polite" });
     this.level = h("select", { "aria-label": "Level to edit", change: () => this.edit(this.level.value) });
-    this.area = h("textarea", { class: "code", spellcheck: "false", wrap: "off", "aria-label": "Text of the level",
-      input: () => this.soon(), scroll: () => this.place() });
-    this.mark = h("div", { class: "mistake", hidden: true, role: "alert" });
+    this.editor = makeEditor(() => this.soon());
     this.result = h("div", { class: "said", "aria-live": "polite" });
     this.element = h("div", { class: "run" },
       h("h2", {}, "Compile again"), h("p", {}, this.kind, " ", this.text, " ", h("button", { type: "button", click: () => this.take() }, "Add")),
@@ -41,7 +39,7 @@ class RunView {
       h("p", {}, this.level, " ", h("button", { type: "button", click: () => this.run() }, "Run"), " ",
         h("button", { type: "button", click: () => this.lower() }, "Compile from here"), " ",
         h("button", { type: "button", click: () => this.edit(this.level.value) }, "As it was")),
-      h("div", { class: "editor" }, this.area, this.mark), this.result);
+      this.editor.element, this.result);
   }
 
   show() {
@@ -131,49 +129,32 @@ class RunView {
   edit(level) {
     this.app.open("run");
     this.fill(level);
-    this.area.focus();
+    this.editor.focus();
   }
 
   fill(level) {
     const found = this.first.graphs[this.editing]?.levels.find((one) => one.name === level);
-    this.area.value = found ? this.first.texts[found.text] : "";
+    this.editor.text = found ? this.first.texts[found.text] : "";
     this.level.value = level;
     this.result.replaceChildren();
-    this.mistake(null);
+    this.editor.mistake(null);
   }
 
   given() {
-    return { graph: this.editing, level: this.level.value, text: this.area.value };
+    return { graph: this.editing, level: this.level.value, text: this.editor.text };
   }
 
   soon() {
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.asking(this.result, async () => {
-      this.mistake((await this.ask("check", this.given())).errors[0]);
+      this.editor.mistake((await this.ask("check", this.given())).errors[0]);
     }, ""), CHECK_AFTER_MS);
-  }
-
-  /** Show a mistake at its line. */
-  mistake(one) {
-    this.wrong = one ?? null;
-    this.mark.hidden = !one;
-    if (!one) return;
-    this.mark.textContent = (one.line ? `line ${one.line}: ` : "") + one.message;
-    const top = (one.line - 1) * LINE_PIXELS;
-    if (one.line && (top < this.area.scrollTop || top > this.area.scrollTop + this.area.clientHeight - 3 * LINE_PIXELS)) this.area.scrollTop = Math.max(0, top - 90);
-    this.place();
-  }
-
-  place() {
-    if (!this.wrong) return;
-    const top = this.wrong.line * LINE_PIXELS + 6 - this.area.scrollTop;
-    this.mark.style.top = `${Math.max(0, Math.min(top, this.area.clientHeight - 24))}px`;
   }
 
   async run() {
     await this.asking(this.result, async () => {
       const found = await this.ask("run", this.given());
-      this.mistake(found.errors?.[0]);
+      this.editor.mistake(found.errors?.[0]);
       if (found.errors) return;
       const times = found.us ? `${timeText(found.us)} a call, ${timeText(found.base_us)} as it was.` : "";
       const file = URL.createObjectURL(new Blob([found.text], { type: "text/plain" }));
@@ -186,12 +167,12 @@ class RunView {
   async lower() {
     await this.asking(this.result, async () => {
       const found = await this.ask("lower", { ...this.given(), measure: this.measure.checked });
-      this.mistake(null);
+      this.editor.mistake(null);
       const { graph, level, text } = this.given();
       this.app.replace(found.document);
       this.editing = graph;
       this.level.value = level;
-      this.area.value = text;
+      this.editor.text = text;
       this.result.replaceChildren(this.back());
     });
   }
