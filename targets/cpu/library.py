@@ -101,6 +101,15 @@ def module_of(spec: LibrarySpec) -> str:
     return shared_gemm_module(spec)
 
 
+def function_object(symbol: str) -> bytes:
+    """The object of a function of the library for the target of the moment, from the cache where a thread has made it. KeyError for the
+    name of none."""
+    spec = spec_of(symbol)
+    if spec is None:
+        raise KeyError(symbol)
+    return _object(symbol, spec)
+
+
 def _object(symbol: str, spec: LibrarySpec) -> bytes:
     """The object of one function of the library, which follows from its name."""
     return shared_object(symbol, lambda: module_of(spec))

@@ -18,9 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ...lowering.fx_to_nd.core.metadata import shape_env
 from ...passes.manager.instrumentation import print_ir
 from ...targets.cpu import features as cpu
-from ...targets.cpu.cache import shared_object
 from ...targets.cpu.jit import compile_text, object_symbols
-from ...targets.cpu.library import module_of, settle, spec_of
+from ...targets.cpu.library import function_object, settle, spec_of
 from ...targets.host.gpu.runtime_ir import Variant, gpu_runtime_text
 from ...targets.host.runtime.runtime_ir import runtime_text
 from ...targets.host.selftest import compile_selftest
@@ -121,8 +120,8 @@ class CodeSections:
         settle()  # functions of the library are made in threads, for the target of the moment
         with compile_lock, _disable_current_modes(), level.in_use():
             yield
-            self._share()
             settle()
+            self._share()
         self._level = None
 
     def compile(self, gm: GraphModule, options: Options, name: str) -> CompiledGraph:
@@ -236,10 +235,9 @@ class CodeSections:
 
     def _share(self) -> None:
         """The image of the products and attention of a target."""
-        specs = {symbol: spec_of(symbol) for symbol in sorted(self._functions)}
-        objects = [shared_object(module_of(spec)) for spec in specs.values() if spec is not None]
-        if objects:
-            self._add("functions", self._here, objects, frozenset(specs))
+        if self._functions:
+            objects = [function_object(symbol) for symbol in sorted(self._functions)]
+            self._add("functions", self._here, objects, frozenset(self._functions))
 
     def _add(self, name: str, target: str, objects: list[bytes], exports: frozenset[str]) -> None:
         table, content = link_image(objects, exports)

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,10 +64,31 @@ def export(
     machine and older ones run. options: those of torch.compile. ir: keep the IR of every level, for `stepwell inspect` and `--retarget`.
     samples: keep the arguments and eager's results, for `stepwell inspect --verify`, unless they are large.
     Raises PackageError for what a package cannot hold, and StepwellError for a graph that cannot be compiled."""
-    chosen = make_options(None, dict(options or {}))
+    with _collecting_less():
+        return _export(model, args, kwargs or {}, to, dynamic_shapes, targets, make_options(None, dict(options or {})), ir, samples)
+
+
+@contextmanager
+def _collecting_less() -> Iterator[None]:
+    """Inside of the block Python looks for circles of garbage among new objects alone: torch's hundreds of thousands of objects stay."""
+    if gc.get_freeze_count():  # the program has frozen objects of its own, and they would be thawed with the others
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _export(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], to: str | os.PathLike[str], dynamic_shapes: Any,
+    targets: Sequence[str] | None, chosen: Options, ir: bool, samples: bool,
+) -> int:  # fmt: skip
+    """See `export`."""
     check_place(to)
     levels = None if targets is None else ordered(targets)
-    programs = programs_of(model, args, kwargs or {}, dynamic_shapes)
+    programs = programs_of(model, args, kwargs, dynamic_shapes)
     taken = {name: take_sample(name, program) for name, program in programs.items()} if samples else {}
     for_gpu = levels is not None and any(level.is_gpu for level in levels)
     graphs = [exported_graph(name, program, chosen, for_gpu) for name, program in programs.items()]

@@ -49,7 +49,8 @@ def take_sample(name: str, program: Any) -> Sample | None:
         return None
     try:
         args, kwargs = copy.deepcopy(program.example_inputs)
-        results, again = (_eager(program, *copy.deepcopy((args, kwargs))) for _ in range(2))
+        model = program.module()
+        results, again = (_eager(program, model, *copy.deepcopy((args, kwargs))) for _ in range(2))
     except Exception as error:  # what eager cannot run here may run where the file goes
         log.info("entry point '%s' has no sample inputs in the package: %s: %s", name, type(error).__name__, error)
         return None
@@ -89,12 +90,13 @@ def _leaves(point: EntryPoint, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         yield from tree.flatten(given[name], name)
 
 
-def _eager(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The leaves of what the program gives; its buffers are as before. Before it is decomposed a program does not say which it updates."""
+def _eager(program: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The leaves of what a program gives, which `model` runs on its buffers; these are as before. Before it is decomposed a program does
+    not say which it updates."""
     held = {name: _buffer(program, name) for name in program.graph_signature.buffers}
     before = {name: value.detach().clone() for name, value in held.items()}
     with torch.no_grad():
-        results = pytree.tree_leaves(program.module()(*args, **kwargs))
+        results = pytree.tree_leaves(model(*args, **kwargs))
         for name, value in before.items():
             held[name].copy_(value)
     return results

@@ -155,3 +155,16 @@ def test_loaded_packages_share_pages_and_not_values(packed):
     del loaded[0]
     gc.collect()
     assert torch.equal(loaded[1](x), want) and not torch.equal(loaded[0](x), want)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_objects_are_collected_again_after_an_export(frozen, tmp_path):
+    """What the program has frozen itself stays so."""
+    before = gc.get_freeze_count()
+    (gc.freeze if frozen else gc.unfreeze)()
+    try:
+        with pytest.raises(PackageError):
+            stepwell.export(3, to=tmp_path / "a.stepwell")
+        assert (gc.get_freeze_count() > 0) == frozen
+    finally:
+        (gc.freeze if before else gc.unfreeze)()
