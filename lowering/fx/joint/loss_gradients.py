@@ -54,7 +54,9 @@ def gradients_in_forward(gm: GraphModule) -> int:
     scalars = [n for n in tangents if isinstance(t := n.meta.get("val"), torch.Tensor) and t.dim() == 0 and t.dtype.is_floating_point]
     products = [n for target in _PRODUCTS for n in gm.graph.find_nodes(op="call_function", target=target)] if scalars else []
     moved = 0
-    for product in filter(is_large, products):
+    for product in products:
+        if product._erased or not is_large(product):
+            continue  # what was moved before has left the graph
         backward = _depending(gm.graph, tangents)
         if product not in backward and any(_move_gradients(gm.graph, product, tangent, backward) for tangent in scalars):
             gm.graph.eliminate_dead_code()
