@@ -61,7 +61,7 @@ def weighed_fields(scores: int, weights: int, softmax: bool, added: bool = False
         found += [f"{x}{k}{part}" for x in "ab" for part in ("", *_STRIDES, "_group")]
     for k in range(weights):
         found += [f"columns{k}", *(f"v{k}{part}" for part in ("", *_STRIDES, "_group")), *(f"o{k}{part}" for part in ("", *_STRIDES))]
-    found += [f"s0{part}" for part in ("", *_STRIDES)] if added else []
+    found += [f"s0{part}" for part in ("", *_STRIDES, "_length")] if added else []
     return [*found, *(f"{x}{part}" for x in ("top", "total") for part in ("", *_STRIDES)), "empty"] if softmax else found
 
 
@@ -89,7 +89,8 @@ class WeighedOp(QuickOp):
     The arguments are the fields of `weighed_fields` but for `masked`, `sure` and `context`, and without `blocks`, those behind it 0, where
     there is no table; then `captured` pointers and the numbers `symbols`, which the kernels take. `masked` is called with blocks of scores
     in the cache, `sure` with those of which nothing is hidden; with `scaled` they give factors of the weights of a softmax, too. `added`:
-    weights are added up instead of rows, of which there are none (`weights` is 0). What each function
+    weights are added up instead of rows, of which there are none (`weights` is 0); `placed`: within their rows, at places that
+    functions give beside. What each function
     takes is named: `block k`, `captured k`, a symbol of the call, or `block_batch`, `block_head`, `block_row`, `block_rows`, `block_term`,
     `block_terms`, `block_length`.
     """
@@ -102,6 +103,7 @@ class WeighedOp(QuickOp):
     softmax = opt_prop_def(UnitAttr)
     scaled = opt_prop_def(UnitAttr)
     added = opt_prop_def(UnitAttr)
+    placed = opt_prop_def(UnitAttr)
     blocks = opt_prop_def(UnitAttr)
     captured = prop_def(IntegerAttr)
     symbols = prop_def(ArrayAttr)

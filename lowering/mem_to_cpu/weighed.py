@@ -84,7 +84,7 @@ class WeighedLowering:
         buffers = [*(op.operands[k] for k in places), *outs]
         types: list[BufferType] = [b.type for b in buffers]  # pyright: ignore[reportAssignmentType]
         named = [a.string_value() if isinstance(a := op.attributes.get(key), SymbolRefAttr) else None for key in (MASKED, SURE)]
-        key = (call.softmax, call.scaled, call.added, call.scales, call.empty, call.blocks is not None, *named, *types)
+        key = (call.softmax, call.scaled, call.added, call.placed, call.scales, call.empty, call.blocks is not None, *named, *types)
         sizes = [e for t in types for e in (*t.dims, *t.stride_exprs)]
         terms = [self.terms[name] for name in named if name is not None]
         symbols = sorted({s for e in sizes for s in free_syms(e)} | {s for t in terms for s in t.symbols}, key=lambda s: s.name)
@@ -133,7 +133,7 @@ def _declaration(name: str, call: WeighedCall, dtype: str, symbols: Sequence[Sym
         "weights": IntegerAttr(len(call.rows), i64), "captured": IntegerAttr(len(call.captured), i64),
         "symbols": ArrayAttr([StringAttr(s.name) for s in symbols]),
     }  # fmt: skip
-    flags = {"softmax": call.softmax, "scaled": call.scaled, "added": call.added, "blocks": call.blocks is not None}
+    flags = {"softmax": call.softmax, "scaled": call.scaled, "added": call.added, "placed": call.placed, "blocks": call.blocks is not None}
     properties.update({key: UnitAttr() for key, on in flags.items() if on})
     for key, one in zip((MASKED, SURE), terms, strict=True):
         if one is not None:
@@ -155,6 +155,8 @@ def _fields(call: WeighedCall, types: Sequence[BufferType]) -> tuple[dict[str, i
     given: dict[str, Expr | float] = {"batches": batches, "heads": heads, "rows": rows, "terms": types[places["b0"]].dims[2]}
     given.update(dict.fromkeys(("blocks_batch", "blocks_head", "blocks_row"), ZERO))
     given["empty"] = call.empty
+    if call.added:
+        given["s0_length"] = types[places["s0"]].dims[3]
     for k, scale in enumerate(call.scales):
         given[f"scale{k}"], given[f"depth{k}"] = scale, types[places[f"a{k}"]].dims[3]
     for k in range(weights):

@@ -48,6 +48,8 @@ class WeighedCall:
     scaled: bool = False
     added: bool = False
     """Weights are added up over batches, or heads: those of which the result has one. They weigh no rows."""
+    placed: bool = False
+    """Those of a row are added up, in a row of the result, at places that the function gives beside, as float32."""
     blocks: int | None = None
     """The table that says which blocks of terms count."""
 
@@ -62,7 +64,7 @@ class WeighedCall:
         return WeighedCall(
             factors, rows, captured, bool(kwargs["softmax"]), tuple(map(float, kwargs["scales"])), float(kwargs["empty"]),
             bool(kwargs["turned"]), bool(kwargs["scaled"]), bool(kwargs["added"]),
-            blocks,
+            bool(kwargs["placed"]), blocks,
         )  # fmt: skip
 
     def as_call(self) -> Call:
@@ -70,7 +72,7 @@ class WeighedCall:
         lists = [self.factors, self.rows, self.captured, *([(self.blocks,)] if self.blocks is not None else [])]
         numbers = (
             ("softmax", self.softmax), ("scales", self.scales), ("empty", self.empty), ("turned", self.turned), ("scaled", self.scaled),
-            ("added", self.added),
+            ("added", self.added), ("placed", self.placed),
         )  # fmt: skip
         return Call(TARGET, tuple(tuple(map(Arg, places)) for places in lists), numbers)
 
@@ -78,13 +80,13 @@ class WeighedCall:
 def weighed_call(
     factors: Sequence[SSAValue], rows: Sequence[SSAValue], captured: Sequence[SSAValue], function: str, results: Sequence[TensorType],
     softmax: bool, scales: Sequence[float], empty: float, turned: bool, scaled: bool = False,
-    added: bool = False,
+    added: bool = False, placed: bool = False,
 ) -> nd.ExternOp:
     """The operation; `results`: the types of its results, those of a softmax with the two numbers of rows."""
     operands = [*factors, *rows, *captured]
     ends = len(factors), len(factors) + len(rows), len(operands)
     places = [tuple(range(a, b)) for a, b in zip((0, *ends), ends, strict=False)]
-    call = WeighedCall(places[0], places[1], places[2], softmax, tuple(scales), empty, turned, scaled, added)
+    call = WeighedCall(places[0], places[1], places[2], softmax, tuple(scales), empty, turned, scaled, added, placed)
 
     def layouts(types: Sequence[Attribute]) -> ArrayAttr:
         return ArrayAttr([LayoutAttr.get(strides_contiguous(t.dims)) for t in types])  # pyright: ignore[reportAttributeAccessIssue]

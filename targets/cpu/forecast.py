@@ -77,7 +77,7 @@ def _attention(op: Operation, isa: str) -> str:
     if weighed is None:
         return AttentionSpec(dtype, isa).shared_symbol
     counts = len(weighed.scales), len(weighed.rows)
-    return WeighedSpec(dtype, isa, *counts, weighed.softmax, weighed.scaled, weighed.added).shared_symbol
+    return WeighedSpec(dtype, isa, *counts, weighed.softmax, weighed.scaled, weighed.added, weighed.placed).shared_symbol
 
 
 def _sums(dtype: str) -> str:

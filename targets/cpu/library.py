@@ -38,7 +38,7 @@ _INT4_ROWS = re.compile(
 _ATTENTION = re.compile(rf"stepwell_attention_(?P<dtype>{_TYPES})_(?P<isa>{_ISAS})_shared")
 
 _WEIGHED = re.compile(
-    rf"stepwell_weighed_(?P<dtype>{_TYPES})_(?P<isa>{_ISAS})_(?P<kind>scaled|added|softmax|sum)_(?P<scores>\d+)_(?P<weights>\d+)_shared"
+    rf"stepwell_weighed_(?P<dtype>{_TYPES})_(?P<isa>{_ISAS})_(?P<kind>scaled|placed|added|softmax|sum)_(?P<scores>\d+)_(?P<weights>\d+)_shared"
 )
 
 _loaded: dict[str, object] = {}
@@ -66,7 +66,8 @@ def spec_of(symbol: str) -> LibrarySpec | None:
     found = _WEIGHED.fullmatch(symbol)
     if found is not None:
         kind, counts = found["kind"], (int(found["scores"]), int(found["weights"]))
-        return WeighedSpec(found["dtype"], found["isa"], *counts, kind in ("softmax", "scaled"), kind == "scaled", kind == "added")
+        flags = kind in ("softmax", "scaled"), kind == "scaled", kind in ("added", "placed"), kind == "placed"
+        return WeighedSpec(found["dtype"], found["isa"], *counts, *flags)
     found = _INT4.fullmatch(symbol)
     if found is not None:
         return Int4Spec(found["dtype"], found["isa"])

@@ -34,10 +34,13 @@ def run_weighed(run: NdInterpreter, op: Operation, template: Call, values: Seque
         weights = _function(run, op, op.attributes[TERMS], [*scores, *captured])
         weights = [(w.mT if call.turned else w).reshape(scores[0].shape) for w in weights]
     else:
-        weights = _by_blocks(run, op, len(rows) + call.scaled + call.added, scores, captured)
+        weights = _by_blocks(run, op, len(rows) + call.scaled + call.added + call.placed, scores, captured)
     if call.added:
         out = op.results[0] if op.results else op.operands[(prop(op, "out") or (0,))[0]]
         kept: tuple[Expr, ...] = out.type.dims  # pyright: ignore[reportAttributeAccessIssue]
+        if call.placed:
+            sums = weights[0].new_zeros((*scores[0].shape[:3], run.size(kept[3])))
+            return (sums.scatter_add(-1, weights[1].long(), weights[0]),)
         summed = [d for d in (0, 1) if kept[d] is ONE]
         return (weights[0].sum(summed, keepdim=True) if summed else weights[0],)
     kind = rows[0].dtype

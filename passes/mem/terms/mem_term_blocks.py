@@ -85,7 +85,7 @@ class _Blocks:
         self.module, self.extern, self.call, self.terms, self.symbols = module, extern, call, terms, symbols
         info = NestAccess(terms.nest, symbols, normalise=False)
         neutral = -math.inf if call.softmax else 0.0
-        weights = terms.stores[: -1 if call.scaled else None]
+        weights = terms.stores[: -1 if call.scaled or call.placed else None]
         self.guards = [guards_of_value(info, op.value, neutral) for op in weights]
         self.buffers = {v: extern.operands[k] for v, k in zip(terms.captured, call.captured, strict=True)}
         self.known = self._known()

@@ -87,6 +87,8 @@ class CarriedWeights:
     scores: tuple[nd.MatmulOp, ...]
     weighed: tuple[WeighedRows, ...]
     summed: tuple[SummedWeights, ...] = ()
+    placed: tuple[nd.ScatterOp, ...] = ()
+    """What adds weights of a row up at places of a row."""
 
     @property
     def products(self) -> tuple[nd.MatmulOp, ...]:
@@ -146,13 +148,13 @@ def _transposed(x: SSAValue) -> nd.PermuteOp:
     return nd.PermuteOp.new((x,), tensor_type(x).with_dims((*batch, columns, rows)), dims=IntsAttr.get(order))
 
 
-def carried_weights(products: Collection[nd.MatmulOp], symbols: RangeEnv, added_alone: bool = False) -> Iterator[CarriedWeights]:
-    """The groups of these products, which can be generated; `added_alone`: those, too, whose weights, of several products, are only added
-    up."""
+def carried_weights(products: Collection[nd.MatmulOp], symbols: RangeEnv, by_blocks: bool = False) -> Iterator[CarriedWeights]:
+    """The groups of these products, which can be generated; `by_blocks`: those, too, whose weights, of several products, are only added up,
+    and with weights that are added up within their rows."""
     done: set[Operation] = set()
     for op in products:
-        found = _group(op, products, symbols) if op not in done else None
-        if found is not None and (found.weighed or (added_alone and len(found.scores) > 1)):
+        found = _group(op, products, symbols, placing=by_blocks) if op not in done else None
+        if found is not None and (found.weighed or (by_blocks and len(found.scores) > 1)):
             done.update(found.scores)
             yield found
 
@@ -201,7 +203,7 @@ class _Everything:
 
 
 def _group(
-    first: nd.MatmulOp, products: Collection[nd.MatmulOp], symbols: RangeEnv, others: list[Use] | None = None
+    first: nd.MatmulOp, products: Collection[nd.MatmulOp], symbols: RangeEnv, others: list[Use] | None = None, placing: bool = False
 ) -> CarriedWeights | None:
     """All that is computed of a product, element by element, with what else it is computed from, if products take all of it as weights.
     `others`: gets the results of the function among it, which may be then."""
@@ -209,6 +211,7 @@ def _group(
     inside: dict[Operation, None] = {first: None}
     weighed: dict[Operation, None] = {}
     added: dict[nd.ReduceOp, None] = {}
+    placed: dict[nd.ScatterOp, None] = {}
     worklist: list[Operation] = [first]
     while worklist:
         op = worklist.pop()
@@ -219,7 +222,8 @@ def _group(
         users = [use.operation for use in uses]
         weighed.update((user, None) for user in users if isinstance(user, nd.MatmulOp))
         added.update((user, None) for user in users if isinstance(user, nd.ReduceOp) and _adds_batches(user))
-        follows = [user for user in users if not isinstance(user, nd.MatmulOp) and user not in added]
+        placed.update((user, None) for user in users if placing and isinstance(user, nd.ScatterOp) and _adds_in_rows(user, op.results[0]))
+        follows = [user for user in users if not isinstance(user, nd.MatmulOp) and user not in added and user not in placed]
         if not all(isinstance(user, (PointwiseOp, *VIEWS)) and product(tensor_type(user.results[0]).dims) is numel for user in follows):
             return None
         before = [] if isinstance(op, nd.MatmulOp) else [o for v in op.operands if (o := _computed(v, numel)) is not None]
@@ -228,20 +232,28 @@ def _group(
         worklist += new
     scores = tuple(op for op in inside if isinstance(op, nd.MatmulOp))
     rows = [_rows(op, inside) for op in weighed if isinstance(op, nd.MatmulOp)]
-    if not (rows or added) or any(op not in products for op in (*scores, *weighed)) or any(op in weighed for op in scores):
+    if not (rows or added or placed) or any(op not in products for op in (*scores, *weighed)) or any(op in weighed for op in scores):
         return None
     found = tuple(one for one in rows if one is not None)
     long = [tensor_type(op.lhs).dims[-1] for op in scores]
     long += [tensor_type(one.op.result).dims[one.lengths()[1]] for one in found]
     if len(found) < len(rows) or any((hi := range_of(n, symbols).hi) is None or hi > MAX_WEIGHED_ELEMENTS for n in long):
         return None
-    return CarriedWeights(scores, found, tuple(_summed(op, inside) for op in added))
+    return CarriedWeights(scores, found, tuple(_summed(op, inside) for op in added), tuple(placed))
 
 
 def _adds_batches(op: nd.ReduceOp) -> bool:
     """Whether a reduction adds up matrices."""
     rank = tensor_type(op.input).rank
     return op.kind.data == "sum" and all(d < rank - 2 for d in op.dims.data)
+
+
+def _adds_in_rows(op: nd.ScatterOp, weights: SSAValue) -> bool:
+    """Whether weights are added to rows of zeros, each to the row of its number."""
+    t, base = tensor_type(weights), tensor_type(op.base)
+    zeros = isinstance(op.base.owner, nd.FullOp) and getattr(getattr(op.base.owner.value, "value", None), "data", None) == 0
+    whole = t.dims[:-1] == base.dims[:-1] and tensor_type(op.index).dims == t.dims
+    return op.mode.data == "add" and list(op.dim.data) == [t.rank - 1] and zeros and whole and op.index is not weights
 
 
 def _summed(op: nd.ReduceOp, inside: Collection[Operation]) -> SummedWeights:

@@ -18,14 +18,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, bf16, f16, f32
+from xdsl.dialects.builtin import ModuleOp, bf16, f16, f32, i64
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ....dialects import nd
 from ....dialects.expr import ONE, Expr, exact_quotient, product
 from ....dialects.nd.base import IntsAttr
-from ....dialects.nd.pointwise import OPS, CastOp, CmpOp, SelectOp
+from ....dialects.nd.pointwise import OPS, CastOp, CmpOp, PointwiseOp, SelectOp
 from ....dialects.nd.types import TensorType, tensor_type
 from ...analysis.symbols import symbol_hints
 from ...analysis.weighed_calls import weighed_call
@@ -39,8 +39,10 @@ from ..nd_attention import MIN_CPU_SCORES, keeps_eager_numerics
 from ..products.carried_scores import is_of_products
 from ..products.carried_weights import CarriedWeights, WeighedRows, carried_weights
 from ..repeated_heads import without_repeats
-from .terms import Dims, TermsFunction, four_dims, swapped, swaps
+from .terms import FREE, Dims, TermsFunction, four_dims, swapped, swaps, without_views
 
+End = nd.MatmulOp | nd.ReduceOp | nd.ScatterOp
+"""What a call takes the place of: sums of rows that are weighed, or of the weights."""
 TYPES = (f32, bf16, f16)
 """Element types of factors and rows."""
 MIN_ROWS = 3
@@ -70,7 +72,7 @@ class NdWeighRows(Pass):
                 if why is not None:
                     self._said(one, why)
             alive = [o for o in func.body.block.ops if isinstance(o, nd.MatmulOp)] if len(products) > 1 else []
-            for group in list(carried_weights(alive, symbols, added_alone=True)) if alive else ():
+            for group in list(carried_weights(alive, symbols, by_blocks=True)) if alive else ():
                 self._said(group.scores[0], writer.sums(group))
             drop_dead(func.body.block)
 
@@ -125,7 +127,8 @@ class _Writer:
 
     def sums(self, group: CarriedWeights) -> str:
         """The calls of sums that are no softmax's, in place of all products of a group: "", or why there is none."""
-        added = [self._added(one.op) for one in group.summed]
+        sums = [*(one.op for one in group.summed), *group.placed]
+        added = [self._added(op) if isinstance(op, nd.ReduceOp) else self._placed(op) for op in sums]
         if problem := next((why for why in added if isinstance(why, str)), ""):
             return problem
         plans: list[tuple[list[WeighedRows], TermsFunction]] = []
@@ -140,9 +143,9 @@ class _Writer:
             if problem or not terms.scores:
                 return problem or "no scores"
             plans.append((rows, terms))
-        for one, terms in zip(group.summed, added, strict=True):
+        for op, terms in zip(sums, added, strict=True):
             assert isinstance(terms, TermsFunction)
-            _replace(one.op, one.op.result, self._call(one.op, terms, [], None).results[0])
+            _replace(op, op.result, self._call(op, terms, [], None).results[0])
         for rows, terms in plans:
             at = max((one.op for one in rows), key=_place)
             values = [(one.rows, one.side == 1) for one in rows]
@@ -159,6 +162,32 @@ class _Writer:
         given = tensor_type(op.input).dims
         if given[:-2] not in (terms.dims[:2], (product(terms.dims[:2]),)) or (len(given) < 4 and len(op.dims.data) < len(given) - 2):
             return "weights are added up over a part of the batches"
+        return self._problem(terms, [], f32) or (terms if terms.scores else "no scores")
+
+    def _placed(self, op: nd.ScatterOp) -> TermsFunction | str:
+        """What computes weights that are added up within their rows, and their places; or why no call does. Reading a place from a list of
+        all checks it."""
+        t, length = tensor_type(op.source), tensor_type(op.base).dims[-1]
+        if length.value is None or not 0 < length.value < 1 << 24:
+            return "places that float32 does not number"
+        new = _Inserter(op)
+        every = new(nd.IotaOp.create(result_types=[TensorType.get((length,), i64, t.device.data)], properties={"dim": IntsAttr.get((0,))}))
+        _, turned = without_views(op.source, False)
+        index = _copied(new, op.index)
+        index = _turned(new, index) if turned else index
+        dims = tensor_type(index).dims
+        place = new(nd.IndexOp.create(
+            operands=[every, index], result_types=[TensorType.get(dims, i64, t.device.data)], properties={"dims": IntsAttr.get((0,))},
+            attributes=op.attributes,
+        ))  # fmt: skip
+        place = new(CastOp.new((place,), TensorType.get(dims, f32, t.device.data)))
+        given = [op.source, _turned(new, place) if turned else place]
+        terms = TermsFunction(_dims_of(op.source, False))
+        for value in given:
+            terms.add(value, False)
+        terms.finish([(value, False) for value in given])
+        if terms.dims != t.dims:
+            return "places of weights that are parted into batches and heads in several ways"
         return self._problem(terms, [], f32) or (terms if terms.scores else "no scores")
 
     def _factor(self, at: nd.MatmulOp, factors: Sequence[SSAValue]) -> list[SSAValue]:
@@ -193,7 +222,7 @@ class _Writer:
         return ""
 
     def _call(
-        self, at: nd.MatmulOp | nd.ReduceOp, terms: TermsFunction, values: Sequence[tuple[SSAValue, bool]], softmax: _Softmax | None
+        self, at: End, terms: TermsFunction, values: Sequence[tuple[SSAValue, bool]], softmax: _Softmax | None
     ) -> nd.ExternOp:
         """The call, in front of `at`. Without `values` weights are added up."""
         function, scales = terms.build("terms")
@@ -209,8 +238,11 @@ class _Writer:
         tensors = [_unrepeated(new, x, batch, heads, kind) for x in (*factors, *weighed)]
         columns = [tensor_type(v).dims[-1] for v in weighed]
         results = [TensorType.get((batch, heads, rows, n), kind, t.device.data) for n in columns]
-        if isinstance(at, nd.ReduceOp):
+        if isinstance(at, nd.ScatterOp):
+            results = [TensorType.get((batch, heads, rows, t.dims[-1]), f32, t.device.data)]
+        if not values:
             tensors[0] = _of_all_heads(new, tensors[0], batch, heads)
+        if isinstance(at, nd.ReduceOp):
             summed = range(2) if tensor_type(at.input).rank < 4 else at.dims.data
             kept = [ONE if d in summed else n for d, n in enumerate((batch, heads))]
             results = [TensorType.get((*kept, *terms.dims[2:]), f32, t.device.data)]
@@ -219,7 +251,7 @@ class _Writer:
         made = weighed_call(
             tensors[: len(factors)], tensors[len(factors) :], terms.operands(), self._named(function), results,
             softmax is not None, scales, softmax.empty if softmax is not None else 0.0, terms.turned,
-            softmax is not None and bool(softmax.factors), not values,
+            softmax is not None and bool(softmax.factors), not values, isinstance(at, nd.ScatterOp),
         )  # fmt: skip
         new(made)
         for k, (old, _) in enumerate(values):
@@ -249,6 +281,22 @@ class _Inserter:
         op.location = self.at.location
         self.at.parent.insert_op_before(op, self.at)
         return op.results[0]
+
+
+def _copied(new: _Inserter, value: SSAValue) -> SSAValue:
+    """A value computed once more, as far as that costs no memory: fusion stores what two nests of a function share."""
+    needed: dict[Operation, None] = {}
+    worklist = [value]
+    while worklist:
+        op = worklist.pop().owner
+        if isinstance(op, (PointwiseOp, *FREE)) and op not in needed:
+            needed[op] = None
+            worklist += op.operands
+    values: dict[SSAValue, SSAValue] = {}
+    for op in new.at.parent.ops if new.at.parent is not None else ():
+        if op in needed:
+            values[op.results[0]] = new(op.clone(values))
+    return values.get(value, value)
 
 
 def _place(op: Operation) -> int:
@@ -348,7 +396,7 @@ def _replace(at: Operation, old: SSAValue, value: SSAValue, turned: bool = False
         return
     new, made, t = _Inserter(at), value, tensor_type(old)
     if turned:
-        made = _by_rows_of(new, made)
+        made = _turned(new, made)
     if tensor_type(made).element_type != t.element_type:
         made = new(CastOp.new((made,), TensorType.get(tensor_type(made).dims, t.element_type, t.device.data)))
     if tensor_type(made).dims != t.dims:
@@ -358,7 +406,7 @@ def _replace(at: Operation, old: SSAValue, value: SSAValue, turned: bool = False
     _move_behind(made, at)
 
 
-def _by_rows_of(new: _Inserter, x: SSAValue) -> SSAValue:
+def _turned(new: _Inserter, x: SSAValue) -> SSAValue:
     t = tensor_type(x)
     return new(nd.PermuteOp.new((x,), t.with_dims(swapped(t.dims)), dims=IntsAttr.get((*range(t.rank - 2), t.rank - 1, t.rank - 2))))
 

@@ -112,7 +112,7 @@ class TermsFunction:
 
     def finish(self, weights: Sequence[tuple[SSAValue, bool]]) -> None:
         """Say which values the function gives: weights, with whether their rows are the terms, without views and roundings behind them."""
-        ends = [_without_views(v, turned) for v, turned in weights]
+        ends = [without_views(v, turned) for v, turned in weights]
         self.results, self.turned = tuple(v for v, _ in ends), ends[0][1]
         batch, heads, *area = self.dims
         area = area[::-1] if self.turned else area
@@ -156,7 +156,7 @@ class TermsFunction:
         return FuncOp(name, types, Region(block), "private"), scales
 
 
-def _without_views(value: SSAValue, turned: bool) -> tuple[SSAValue, bool]:
+def without_views(value: SSAValue, turned: bool) -> tuple[SSAValue, bool]:
     """What weights are before they are rounded, and their batches and heads parted otherwise; and whether its rows are the terms."""
     while True:
         op = value.owner

@@ -48,7 +48,7 @@ class WeighedSpec:
     """One generated body of rows that are weighed by what functions make of scores (`weighed.py`): `scores` products give the scores,
     `weights` kinds of weights are computed of them; `softmax`: these are exponents, whose exponentials have the weights; `scaled`: they are
     multiplied by numbers of their own (dropout), which the functions make, too. `added`: one kind of weights is added up over batches, or
-    heads, and weighs no rows: `weights` is 0."""
+    heads, and weighs no rows: `weights` is 0; `placed`: those of a row are, at places that the functions make, too."""
 
     dtype: str = "f32"
     isa: str = "generic"
@@ -57,19 +57,20 @@ class WeighedSpec:
     softmax: bool = True
     scaled: bool = False
     added: bool = False
+    placed: bool = False
 
     def __post_init__(self) -> None:
         AttentionSpec(self.dtype, self.isa)
         if self.scaled and not self.softmax:
             raise ValueError("weighed rows: only weights of a softmax are scaled apart")
-        if self.added and (self.softmax or self.weights):
+        if self.placed > self.added or (self.added and (self.softmax or self.weights)):
             raise ValueError("weighed rows: weights that are added up are of no softmax, and weigh no rows")
         if min(self.scores, self.weights + self.added) < 1 or (self.softmax and self.weights > 1):
             raise ValueError(f"weighed rows: {self.scores} scores and {self.weights} weights, expected 1 or more, of a softmax one weight")
 
     @property
     def symbol(self) -> str:
-        kind = next((name for name in ("scaled", "added", "softmax") if getattr(self, name)), "sum")
+        kind = next((name for name in ("scaled", "placed", "added", "softmax") if getattr(self, name)), "sum")
         return f"stepwell_weighed_{self.dtype}_{self.isa}_{kind}_{self.scores}_{self.weights}"
 
     @property
@@ -80,7 +81,7 @@ class WeighedSpec:
     @property
     def blocks(self) -> int:
         """Blocks of numbers that the functions take and give."""
-        return max(self.scores, self.weights + self.scaled + self.added)
+        return max(self.scores, self.weights + self.scaled + self.added + self.placed)
 
     @property
     def shape(self) -> Shape:

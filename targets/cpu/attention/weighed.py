@@ -14,6 +14,7 @@ share one of a factor.
 - blocks: null, or for each `BLOCK_ROWS` rows and `BLOCK_TERMS` terms a byte (`BlockKind`):
   hidden, nothing is computed; mixed, `masked` is called; seen, `sure`. Null: all are mixed.
 - s0: with `added`, floats that weights are added up to, over batches or heads where a stride is 0. No rows are weighed then.
+  With `placed` those of a row are, in a row of `s0_length` floats, at places that the functions give in the second block.
 - top, total: of a softmax, the highest exponent of each row and the sum of the exponentials less it, floats.
   A row without a finite exponent gives -inf, 0 and, with `empty`, this number in place of the sums divided by 0.
 
@@ -58,7 +59,7 @@ def weighed_function(spec: WeighedSpec) -> tuple[str, str]:
     parts += [pack_b_columns(shape, f"{symbol}_pack"), convert_rows(f"{symbol}_widen", shape.isa, spec.dtype, "f32", "f32")]
     parts += [columns_function(symbol, shape), *row_functions(symbol, shape, spec.dtype)]
     parts += [_search(f"{symbol}_first", "eq"), _search(f"{symbol}_other", "ne"), _store(spec)]
-    parts += [_times(spec)] if spec.scaled else [_plus(spec)] if spec.added else []
+    parts += [_times(spec)] if spec.scaled else [_place(spec)] if spec.placed else [_plus(spec)] if spec.added else []
     parts += [_pack(spec), _run(spec), _head(spec), _slot(spec), thunk(symbol, _AT["slots"]), _entry(spec)]
     return symbol, "\n".join(parts)
 
@@ -157,6 +158,17 @@ def _plus(spec: WeighedSpec) -> str:
         with f.loop(low, high, count) as j:
             place = f.at("%sums", f.mul(j.i, 4))
             f.store(ty, f.let(f"fadd {ty} {f.load(ty, place)}, {f.load(ty, f.at('%weights', f.mul(j.i, 4)))}"), place)
+    return f.text()
+
+
+def _place(spec: WeighedSpec) -> str:
+    """`<symbol>_place(weights, places, sums, count)`: weights of a row are added to floats at places, which are whole floats."""
+    f = Function(f"{spec.symbol}_place", [("ptr", "weights"), ("ptr", "places"), ("ptr", "sums"), ("i64", "count")])
+    with f.loop(0, "%count") as j:
+        offset = f.mul(j.i, 4)
+        place = f.let(f"fptosi float {f.load('float', f.at('%places', offset))} to i64")
+        sums = f.at("%sums", f.mul(place, 4))
+        f.store("float", f.let(f"fadd float {f.load('float', sums)}, {f.load('float', f.at('%weights', offset))}"), sums)
     return f.text()
 
 
@@ -259,10 +271,11 @@ def _run(spec: WeighedSpec) -> str:
             f.do(f"call void {function}(ptr {v['context']}, {', '.join(f'i64 {n}' for n in numbers)}, {blocks})")
     skipped = f.mul("%start", 4)
     if spec.added:
-        place = f.at(_of_head(f, spec, "s0"), f.mul(f.add("%first", "%start"), 4))
+        place = f.at(_of_head(f, spec, "s0"), 0 if spec.placed else f.mul(f.add("%first", "%start"), 4))
         with f.loop(0, "%own") as one:
-            sums = f.at(place, f.mul(f.add(row, one.i), f.mul(v["s0_row"], 4)))
-            f.do(f"call void @{symbol}_plus(ptr {f.at(f.at(base[0], skipped), f.mul(one.i, row_length))}, ptr {sums}, i64 {length})")
+            given = [f.at(f.at(x, skipped), f.mul(one.i, row_length)) for x in base[: 1 + spec.placed]]
+            given.append(f.at(place, f.mul(f.add(row, one.i), f.mul(v["s0_row"], 4))))
+            f.do(f"call void @{symbol}_{'place' if spec.placed else 'plus'}({', '.join(f'ptr {x}' for x in given)}, i64 {length})")
     for k in range(spec.weights):
         as_it_lies, padded = _in_place(f, spec, v[f"columns{k}"])
         o_row = f.mul(padded, 4)
@@ -441,7 +454,7 @@ def _zero(f: Function, v: _Fields, batch: Value, head: Value, first: Value, last
     offset = f.add(f.mul(batch, v["s0_batch"]), f.mul(head, v["s0_head"]))
     with f.loop(first, last) as row:
         place = f.at(v["s0"], f.mul(f.add(offset, f.mul(row.i, v["s0_row"])), 4))
-        f.do(f"call void @llvm.memset.p0.i64(ptr {place}, i8 0, i64 {f.mul(v['terms'], 4)}, i1 false)")
+        f.do(f"call void @llvm.memset.p0.i64(ptr {place}, i8 0, i64 {f.mul(v['s0_length'], 4)}, i1 false)")
 
 
 def _entry(spec: WeighedSpec) -> str:

@@ -33,7 +33,7 @@ def emit_weighed(unit: ModuleText, op: WeighedOp) -> None:
     name = op.sym_name.data
     spec = WeighedSpec(
         op.dtype.data, isa_for(unit.target).name, op.scores.value.data, op.weights.value.data, op.softmax is not None,
-        op.scaled is not None, op.added is not None,
+        op.scaled is not None, op.added is not None, op.placed is not None,
     )  # fmt: skip
     shared = unit.declare(spec.shared_symbol, "void", "ptr")
     captured, symbols = op.captured.value.data, [s.data for s in op.symbols]  # pyright: ignore[reportAttributeAccessIssue]

@@ -99,7 +99,15 @@ def of_function(q, k, v, table):
     return flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: score * 0.5 + table[i - j + TERMS, h])
 
 
-CAPTURED = {of_bias: (3, ROWS, TERMS), of_table: (ROWS + TERMS, 3), of_function: (ROWS + TERMS, 3)}
+def of_positions(q, k, v, of_key):
+    """Contents against positions, and positions against contents (DeBERTa)."""
+    away = (torch.arange(ROWS)[:, None] - torch.arange(TERMS)).clamp(-16, 15) + 16
+    seen = torch.gather(q @ of_key.mT, -1, away.expand(2, 3, ROWS, TERMS))
+    seen = seen + torch.gather(k @ of_key.mT, -1, away.mT.expand(2, 3, TERMS, ROWS)).mT
+    return torch.softmax((q @ k.mT + seen) * 0.1, -1) @ v
+
+
+CAPTURED = {of_bias: (3, ROWS, TERMS), of_table: (ROWS + TERMS, 3), of_function: (ROWS + TERMS, 3), of_positions: (3, 32, WIDTH)}
 
 
 @pytest.mark.parametrize("function", [pytest.param(f, marks=() if f is of_table else pytest.mark.long) for f in CAPTURED])

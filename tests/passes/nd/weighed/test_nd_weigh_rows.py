@@ -261,6 +261,26 @@ def test_weights_are_added_up(summed):
     assert sum(op.name == "mem.extern" and op.call.data.target == TARGET for op in module.walk()) == 2
 
 
+@pytest.mark.parametrize("by_rows", [True, False])
+def test_weights_are_added_up_within_rows(by_rows):
+    """Gradients of contents against positions, and the other way round."""
+
+    def fn(q, k, g, v):
+        weights = torch.exp(q @ k.mT * 0.1) * (g @ v.mT)
+        away = (torch.arange(30)[:, None] - torch.arange(50)).clamp(-16, 15) + 16
+        turned, away = (weights, away) if by_rows else (weights.mT, away.mT)
+        return q.new_zeros(*turned.shape[:-1], 32).scatter_add(-1, away.expand(turned.shape), turned), weights @ k
+
+    args = [*heads(30, 50, 8)[:2], *heads(30, 50, 8)[::2]]
+    module = import_function(fn, *args).module
+    want = fn(*(a.double() for a in args))
+    for passes in ("nd-canonicalize,nd-weigh-rows", "nd-to-loop,loop-fuse", "loop-to-mem", "mem-term-blocks"):
+        run(parse_pipeline(passes), module, context())
+        module.verify()
+        assert all(error(a, b) < 1e-6 for a, b in zip((run_nd if "nd-w" in passes else run_loop)(module, args), want, strict=True))
+    assert sum(op.name == "mem.extern" and op.call.data.target == TARGET for op in module.walk()) == 2
+
+
 def test_each_level_drops_the_same_weights():
     """Exponents that are the scores, and factors that share nothing with them: one nest for blocks all the same."""
 

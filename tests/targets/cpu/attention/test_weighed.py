@@ -31,7 +31,7 @@ def compiled(spec: WeighedSpec):
 
 def terms_function(spec: WeighedSpec, change):
     """A function of terms for the generated code: `change` takes the numbers of batch, head, rows and terms, and the scores."""
-    count = max(spec.scores, spec.weights)
+    count = spec.blocks
     kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[ctypes.c_int64] * (len(TERM_ARGS) - 1), *[ctypes.c_void_p] * count)
 
     def call(_, batch, head, row, rows, term, terms, length, *blocks):
@@ -75,7 +75,7 @@ def run(spec, factors, values, masked=None, sure=None, blocks=None, scale=1.0, e
     made["empty"] = empty
     if sums is not None:
         strides = (0 if n == 1 else s for n, s in zip(sums.shape[:3], sums.stride(), strict=False))
-        made |= dict(zip(("s0_batch", "s0_head", "s0_row", "s0"), (*strides, sums.data_ptr()), strict=True))
+        made |= dict(zip(("s0_batch", "s0_head", "s0_row", "s0_length", "s0"), (*strides, sums.shape[3], sums.data_ptr()), strict=True))
     packed = b""
     for name in fields_of(spec):
         x = made[name]
@@ -166,6 +166,20 @@ def test_weights_that_are_added_up(dtype, batches, summed):
     for threads, sums in zip((1, 2), found, strict=True):
         run(spec, [(a, b), (c, d)], [], masked, every, kinds, threads=threads, sums=sums)
     assert torch.equal(*found) and error(found[0], want) < 2e-6
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_weights_that_are_added_up_at_places_of_a_row(threads):
+    spec = WeighedSpec("f32", host_isa().name, 1, 0, False, added=True, placed=True)
+    a, b = numbers(2, 3, 50, 16), numbers(2, 3, 1100, 16, seed=1)
+    kinds, wide = table(2, 3, 50, 1100)
+    every = terms_function(spec, lambda batch, h, i, j, s: [s, ((i * 7 + j * 3 + h) % 40).float()])
+    sums = torch.full((2, 3, 50, 40), math.nan)
+    run(spec, [(a, b)], [], every, every, kinds, threads=threads, sums=sums)
+    at = (torch.arange(50)[:, None] * 7 + torch.arange(1100) * 3 + torch.arange(3)[:, None, None]) % 40
+    weights = torch.where(wide > 0, a.double() @ b.double().mT, 0.0)
+    want = torch.zeros(2, 3, 50, 40).double().scatter_add(-1, at.expand(2, -1, -1, -1), weights)
+    assert error(sums, want) < 2e-6
 
 
 def test_a_row_that_sees_nothing_gives_what_is_asked_for():
