@@ -16,6 +16,7 @@ from ..analysis.schedule_attrs import is_fixed, schedule_table, tile_sizes
 from .loops_inside import loops_inside
 from .nest_cost import (
     LANE_COUNTS,
+    MAX_HALF_LANES_VALUES,
     MAX_WIDE_OPS,
     MIN_STEP_UNITS,
     MIN_TILE_TRIPS,
@@ -58,7 +59,7 @@ def choose(info: NestAccess, hints: Mapping[Expr, int], grain: int = SERIAL_NS) 
     best.tiles = _tile_dims(root, tile_sizes(table))
     if best.style == "lanes" and not root.children and best.vector is not None and not best.fixed:
         best.inside = loops_inside(cost, best.vector, best.lanes)
-    best.windows = window_reuses(info, best, UNROLL_OPS)
+    best.windows = window_reuses(info, best, UNROLL_OPS, MAX_HALF_LANES_VALUES)
     if best.windows:
         best.lanes = min(best.lanes, VECTOR_LANES)
         best.inside = frozenset(one.dim for one in root.loops if one.dim in best.windows)

@@ -39,21 +39,22 @@ class WindowReuse:
         return self.first + (self.last - self.first) // self.together * self.together
 
 
-def window_reuses(info: NestAccess, schedule: Schedule, most_ops: int) -> dict[Expr, WindowReuse]:
-    """By dimension, the loops of a nest whose lanes run along `schedule.vector` that are to run so; `most_ops`: of a straight body."""
+def window_reuses(info: NestAccess, schedule: Schedule, most_ops: int, most_sums: int) -> dict[Expr, WindowReuse]:
+    """By dimension, the loops of a nest whose lanes run along `schedule.vector` that are to run so. `most_ops`: of a straight body, about;
+    `most_sums`: iterations whose sums the registers hold beside weights and pixels."""
     vector = schedule.vector
     if schedule.style != "lanes" or vector is None or schedule.fixed or schedule.tiles:
         return {}
     found: dict[Expr, WindowReuse] = {}
     for node in info.root.walk():
         if isinstance(node.op, loop.ReduceOp) and node.parent is not None and not node.children:
-            reuse = _reuse(info, node.parent, node, vector, most_ops)
+            reuse = _reuse(info, node.parent, node, vector, most_ops, most_sums)
             if reuse is not None:
                 found[reuse.one.dim] = reuse
     return found
 
 
-def _reuse(info: NestAccess, node: Node, window: Node, vector: Loop, most_ops: int) -> WindowReuse | None:
+def _reuse(info: NestAccess, node: Node, window: Node, vector: Loop, most_ops: int, most_sums: int) -> WindowReuse | None:
     """The last loop of a node beside the lanes, if windows that follow each other along it share elements."""
     loops = [one for one in node.loops if one is not vector]
     sizes = [one.size.value for one in window.loops]
@@ -65,10 +66,13 @@ def _reuse(info: NestAccess, node: Node, window: Node, vector: Loop, most_ops: i
     size = one.size.value
     if size is None or not 1 < terms <= most_ops // 2 or not any(_is_shared(a, one, window, vector) for a in window.accesses):
         return None
-    between = _between(info, window, one.dim, size)
-    if between is None:
+    ends = _between(info, window, one.dim, size)
+    if ends is None:
         return None
-    reuse = WindowReuse(one, max(2, most_ops // terms), *between)
+    first, last = ends
+    between = last - first
+    bodies = max(between * terms // most_ops, -(-between // most_sums), 1)  # of equal length, so that few iterations are left over
+    reuse = WindowReuse(one, max(2, between // bodies), first, last)
     alone = size - (reuse.end - reuse.first)
     return reuse if alone * terms <= 4 * most_ops else None
 

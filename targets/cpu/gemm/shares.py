@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .ir import Function, Value
 
-UNREACHED = 1 << 62
+UNREACHED_COST = 1 << 62
 
 
 def best_split(f: Function, wanted: Value, outer: Value, inner: Value) -> tuple[Value, Value]:
@@ -13,7 +13,7 @@ def best_split(f: Function, wanted: Value, outer: Value, inner: Value) -> tuple[
     Of all cuts the one whose largest part is the smallest: ceil(outer / p) * (ceil(inner / q) + 1). The unit on top is what each part does
     again for its items: it packs them, or reads them. Of equal cuts the one with the fewest parts along `outer`."""
     most = f.min(wanted, outer)
-    with f.loop(1, f.add(most, 1), carry=(("i64", 1), ("i64", UNREACHED))) as part:
+    with f.loop(1, f.add(most, 1), carry=(("i64", 1), ("i64", UNREACHED_COST))) as part:
         parts, least = part.values
         inside = f.min(f.div(wanted, part.i), inner)
         price = f.mul(f.ceil_div(outer, part.i), f.add(f.ceil_div(inner, inside), 1))
