@@ -40,14 +40,14 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "gpu": {
         "nd": (
-            "nd-canonicalize", "nd-attention", "nd-sink-cat{merged}", "nd-library-products{short=8}",
-            "nd-split-reductions",
+            "nd-canonicalize", "nd-attention", "nd-sink-cat{merged}", "nd-row-blocks{step=128}",
+            "nd-library-products{short=8}", "nd-split-reductions",
         ),
         "loop": (
             "nd-to-loop", "loop-fuse", "gpu-carry-softmax", "gpu-carry-norms", "gpu-carry-groups", "gpu-check-indices",
             "gpu-gather-sums",
             "loop-fuse-rows{columns-only}",
-            "loop-recompute", "loop-layout", "loop-order",
+            "loop-recompute", "loop-inline", "loop-layout", "loop-order",
         ),
         "mem": (
             "loop-to-mem", "gpu-parallel-scatter", "gpu-recompute", "gpu-split-rows", "gpu-online-softmax", "gpu-cooperative-rows",

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from math import ceil
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, f32
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue
 
 from ....dialects import nd
 from ....dialects.expr import Expr, as_expr, floordiv
 from ....dialects.nd.pointwise import PointwiseOp
-from ....dialects.nd.types import element_bytes, tensor_type
+from ....dialects.nd.types import LOW_PRECISION, element_bytes, tensor_type
 from ...analysis.symbols import symbol_hints
 from ...cost.library_cost import size
 from ...cost.machine import Machine, machine_of
@@ -74,14 +74,11 @@ class NdRowBlocks(Pass):
         except Refused as why:
             self.remark(op, f"all rows at once: {why}", "missed")
             return
-        starts = [as_expr(0)]
-        for count in counts[:-1]:
-            starts.append(starts[-1] + count)
         megabytes = _bytes(op.result, hints) / len(counts) / 1e6
         text = f"{len(counts)} blocks of {counts[0]} rows, {len(region.members)} operations: {megabytes:.3g} MB at once"
         self.remark(op, text, "applied")
         self.statistic("num-blocks", len(counts))
-        BlockWriter(module, func, region, starts, counts).write()
+        BlockWriter(module, func, region, counts, adds=isinstance(machine, Gpu)).write()
         drop_dead(func.body.block)
 
     def _counts(self, region: RowRegion, hints: Mapping[str, int], machine: Machine) -> Sequence[Expr]:
@@ -92,6 +89,9 @@ class NdRowBlocks(Pass):
         number = min(self.blocks, number)
         if number < 2:
             raise Refused(f"a block would have to have {least} of {rows} rows")
+        saved, added = _bytes(region.seed.result, hints) * (number - 1) // number, self._added(region, hints, machine)
+        if not self.rows and saved <= added:
+            raise Refused(f"blocks would save {saved / 1e6:.3g} MB, and sums over them take {added / 1e6:.3g}")
         if region.rows.value is None:
             count = floordiv(region.rows, as_expr(number))
             return [*[count] * (number - 1), region.rows - count * (number - 1)]
@@ -99,24 +99,34 @@ class NdRowBlocks(Pass):
         full = (rows - 1) // count
         return [*[as_expr(count)] * full, as_expr(rows - count * full)]
 
+    def _added(self, region: RowRegion, hints: Mapping[str, int], machine: Machine) -> int:
+        """Bytes that sums over blocks take besides the result: those of 16-bit numbers, in f32, and on a GPU those of one block."""
+        found = 0
+        for x in region.joined:
+            narrow = tensor_type(x).element_type in LOW_PRECISION
+            found += narrow * element_bytes(f32) * size(tensor_type(x).numel, hints) + isinstance(machine, Gpu) * _bytes(x, hints)
+        return found
+
     def _least(self, region: RowRegion, hints: Mapping[str, int], machine: Machine) -> int:
         """Rows from which on a block keeps what it moves again, as any block does, to a part of the time of its products."""
         rows = size(region.rows, hints)
-        flops, again, beside = 0, 0, 0
+        flops, again = 0, 0
+        beside: dict[SSAValue, None] = {}
         for op in region.members:
             if isinstance(op, nd.MatmulOp):
                 flops += 2 * size(tensor_type(op.result).numel * tensor_type(op.lhs).dims[-1], hints)
                 whole = [x for k, x in enumerate(op.operands) if region.is_given(x) and k == 1 and op.result in region.places]
                 again += sum(_bytes(x, hints) for x in whole)
-                beside += sum(size(tensor_type(x).numel, hints) for x in op.operands if region.is_given(x) and x not in whole)
+                beside.update((_source(x), None) for x in op.operands if region.is_given(x) and x not in whole)
         for x in region.outputs:
             if x in region.joined:
                 again += 2 * _bytes(x, hints)
             else:
-                beside += size(tensor_type(x).numel, hints)
+                beside[x] = None
         columns = size(tensor_type(region.seed.result).dims[1], hints)
-        if columns * rows < self.wide * beside:
-            raise Refused(f"its rows have {columns} elements, what is read and given for each {beside // rows}")
+        others = sum(size(tensor_type(x).numel, hints) for x in beside) // rows
+        if columns < self.wide * others:
+            raise Refused(f"its rows have {columns} elements, what is read and given for each {others}")
         return ceil(self.part * machine.ridge(float("inf")) * again * rows / max(1, flops))
 
 
@@ -129,6 +139,11 @@ def _region(func: FuncOp, op: nd.MatmulOp, hints: Mapping[str, int]) -> RowRegio
     region = found()
     wide = [o.results[0] for o in region.members if isinstance(o, PointwiseOp | nd.MatmulOp) and o.results[0] in region.places]
     return found() if any([take_early(func.body.block, x) for x in wide]) else region
+
+
+def _source(x: SSAValue) -> SSAValue:
+    """What a transposed matrix is of."""
+    return x.owner.input if isinstance(x.owner, nd.PermuteOp) else x
 
 
 def _bytes(x: SSAValue, hints: Mapping[str, int]) -> int:

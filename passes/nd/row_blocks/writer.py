@@ -30,9 +30,10 @@ _COPIED = (nd.FullOp, nd.SizeOp, nd.PermuteOp)
 class BlockWriter:
     """Writes the blocks of one region, `blocks` of them."""
 
-    def __init__(self, module: ModuleOp, func: FuncOp, region: RowRegion, starts: Sequence[Expr], counts: Sequence[Expr]):
+    def __init__(self, module: ModuleOp, func: FuncOp, region: RowRegion, counts: Sequence[Expr], adds: bool):
+        """`adds`: the function of a block adds to the sums of those before it. Else they are added up behind the calls."""
         self.module, self.func, self.region = module, func, region
-        self.starts, self.counts = starts, counts
+        self.counts, self.adds = counts, adds
         self.at: Operation = region.members[-1]
         """Where new operations go: in front of this one."""
 
@@ -41,14 +42,19 @@ class BlockWriter:
         following = self.at.next_op
         assert following is not None  # a function returns
         self.at = following
-        bodies: dict[Expr, _Body] = {}
+        bodies: dict[tuple[Expr, bool], _Body] = {}
         calls: list[CallOp] = []
-        for start, count in zip(self.starts, self.counts, strict=True):
-            body = bodies.get(count)
+        start: Expr = ZERO
+        joined = [k for k, output in enumerate(self.region.outputs) if output in self.region.joined]
+        for count in self.counts:
+            adds = self.adds and bool(calls)
+            body = bodies.get((count, adds))
             if body is None:
-                body = bodies[count] = _Body(self.region, count, self._layouts())
+                body = bodies[count, adds] = _Body(self.region, count, self._layouts(), self.adds, adds)
                 body.add_to(self.module)
             operands = [self._slice(x, axis, start, count) for x, axis in body.given]
+            operands += [calls[-1].results[k] for k in joined] if adds else []
+            start = start + count
             callee = {"callee": SymbolRefAttr(body.name)}
             call = create(CallOp, operands, body.results, callee, location=self.region.seed.location)
             self._add(call)
@@ -93,6 +99,7 @@ class BlockWriter:
         kind = self.region.joined.get(output)
         if kind is not None:
             join = OPS[JOINED_BY[kind]]
+            parts = parts[-1:] if self.adds else parts
             made = reduce(lambda a, b: self._new(join.create(operands=(a, b), result_types=(a.type,))), parts)
             made = made if made.type == t else self._new(CastOp.new((made,), t))
         else:
@@ -103,21 +110,28 @@ class BlockWriter:
         return made
 
 
+def _sum_type(t: TensorType, kind: str) -> TensorType:
+    """The type that results of blocks are put together in."""
+    return t.with_dtype(f32) if kind == "sum" and t.element_type in LOW_PRECISION else t
+
+
 class _Body:
     """The function of a block of `count` rows. `given`: the values that it takes, with the dimension that their rows are, None where a
-    block reads all of the value. `results`: the types of its results."""
+    block reads all of the value. `results`: the types of its results. `rounds`: products are of their own type, and only their sums are
+    of f32. `adds`: behind the values it takes the sums of the blocks before it, and adds to them."""
 
-    def __init__(self, region: RowRegion, count: Expr, layouts: dict[SSAValue, Attribute]):
-        self.region, self.count = region, count
+    def __init__(self, region: RowRegion, count: Expr, layouts: dict[SSAValue, Attribute], rounds: bool, adds: bool):
+        self.region, self.count, self.rounds = region, count, rounds
         self.block = Block()
         self.given: list[tuple[SSAValue, int | None]] = []
         self.new: dict[tuple[SSAValue, int | None], SSAValue] = {}
         for op in region.members:
             self._copy(op)
-        returned = [self.new[output, None] for output in region.outputs]
+        returned = [self._summed(output, adds) for output in region.outputs]
         self.results = [x.type for x in returned]
         self.block.add_op(create(ReturnOp, returned))
         self.layouts = [layouts.get(x, DictionaryAttr({})) if axis is None else DictionaryAttr({}) for x, axis in self.given]
+        self.layouts += [DictionaryAttr({})] * (len(self.block.args) - len(self.given))
         self.name = ""
 
     def add_to(self, module: ModuleOp) -> None:
@@ -128,6 +142,26 @@ class _Body:
         made = FuncOp(self.name, kinds, Region(self.block), "private", arg_attrs=ArrayAttr(self.layouts))  # pyright: ignore[reportArgumentType]
         made.location = self.region.seed.location
         module.body.block.add_op(made)
+
+    def _summed(self, output: SSAValue, adds: bool) -> SSAValue:
+        """A result, with that of the blocks before it if they are added up here."""
+        value = self.new[output, None]
+        kind = self.region.joined.get(output)
+        if kind is None:
+            return value
+        t = tensor_type(value)
+        wide = _sum_type(t, kind)
+        if wide != t:
+            value = self._last(CastOp.new((value,), wide))
+        if adds:
+            before = self.block.insert_arg(wide, len(self.block.args))
+            value = self._last(OPS[JOINED_BY[kind]].create(operands=(value, before), result_types=(wide,)))
+        return value
+
+    def _last(self, op: Operation) -> SSAValue:
+        op.location = self.region.seed.location
+        self.block.add_op(op)
+        return op.results[0]
 
     def _copy(self, op: Operation) -> None:
         operands = self._operands(op)
@@ -159,7 +193,7 @@ class _Body:
         t = tensor_type(result)
         kind = self.region.joined.get(result)
         if kind is not None:
-            return t.with_dtype(f32) if kind == "sum" and t.element_type in LOW_PRECISION else t
+            return t if self.rounds and isinstance(result.owner, nd.MatmulOp) else _sum_type(t, kind)
         count = self.region.places[result]
         return t.with_dims((t.dims[0], self.count) if count is None else (self.count, *t.dims[count:]))
 
