@@ -53,12 +53,11 @@ def gradients_in_forward(gm: GraphModule) -> int:
     tangents = [n for n in gm.graph.find_nodes(op="placeholder") if "tangents" in str(n.target)]
     scalars = [n for n in tangents if isinstance(t := n.meta.get("val"), torch.Tensor) and t.dim() == 0 and t.dtype.is_floating_point]
     products = [n for target in _PRODUCTS for n in gm.graph.find_nodes(op="call_function", target=target)] if scalars else []
+    backward = _depending(gm.graph, tangents) if products else set[Node]()
     moved = 0
-    for product in products:
-        if product._erased or not is_large(product):
-            continue  # what was moved before has left the graph
+    for product in [n for n in products if n not in backward and is_large(n)]:
         backward = _depending(gm.graph, tangents)
-        if product not in backward and any(_move_gradients(gm.graph, product, tangent, backward) for tangent in scalars):
+        if any(_move_gradients(gm.graph, product, tangent, backward) for tangent in scalars):
             gm.graph.eliminate_dead_code()
             moved += 1
     return moved
@@ -72,7 +71,8 @@ def is_large(product: Node) -> bool:
     elements, rows, weight = (s[0] * s[1] for s in sizes if s is not None)
     t = value_of(product)
     cache = SERVER.levels[-2].bytes if t.device.type == "cpu" else machine(USUAL_GPU).cache_bytes
-    return elements > rows + weight and elements >= NdRowBlocks.wide * 2 * rows and elements * t.element_size() > cache
+    kept = 2 * (rows + weight)  # gradients, and in backward their multiples
+    return elements > kept and elements >= NdRowBlocks.wide * 2 * rows and elements * t.element_size() > cache
 
 
 def _depending(graph: Graph, start: list[Node]) -> set[Node]:
