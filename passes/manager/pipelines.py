@@ -40,7 +40,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "gpu": {
         "nd": (
-            "nd-canonicalize", "nd-attention", "nd-sink-cat{merged}", "nd-row-blocks{step=128}",
+            "nd-canonicalize", "nd-attention", "nd-sink-cat{merged}", "nd-row-blocks{step=128 part=10}",
             "nd-library-products{short=8}", "nd-split-reductions",
         ),
         "loop": (

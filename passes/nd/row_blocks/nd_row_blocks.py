@@ -83,6 +83,8 @@ class NdRowBlocks(Pass):
 
     def _counts(self, region: RowRegion, hints: Mapping[str, int], machine: Machine) -> Sequence[Expr]:
         """The rows of each block. Raises Refused where there would be one."""
+        if isinstance(machine, Gpu) and not self.rows and _is_read_once(region):
+            raise Refused("its rows are reduced as they are computed")
         rows = size(region.rows, hints)
         least = self.rows or self._least(region, hints, machine)
         number = rows // least if not self.rows else ceil(rows / least)
@@ -110,7 +112,7 @@ class NdRowBlocks(Pass):
     def _least(self, region: RowRegion, hints: Mapping[str, int], machine: Machine) -> int:
         """Rows from which on a block keeps what it moves again, as any block does, to a part of the time of its products."""
         rows = size(region.rows, hints)
-        flops, again = 0, 0
+        flops, again = 0, self._added(region, hints, machine)
         beside: dict[SSAValue, None] = {}
         for op in region.members:
             if isinstance(op, nd.MatmulOp):
@@ -139,6 +141,12 @@ def _region(func: FuncOp, op: nd.MatmulOp, hints: Mapping[str, int]) -> RowRegio
     region = found()
     wide = [o.results[0] for o in region.members if isinstance(o, PointwiseOp | nd.MatmulOp) and o.results[0] in region.places]
     return found() if any([take_early(func.body.block, x) for x in wide]) else region
+
+
+def _is_read_once(region: RowRegion) -> bool:
+    """Whether all that is done with a product is computed of each element as it comes: a generated kernel needs to store nothing then."""
+    chain = [x for op in region.members for x in op.results if op in region.after]
+    return all(len(list(x.uses)) == 1 for x in chain if x in region.places and x not in region.outputs)
 
 
 def _source(x: SSAValue) -> SSAValue:

@@ -42,6 +42,8 @@ class RowRegion:
     places: dict[SSAValue, int | None] = field(default_factory=dict)
     joined: dict[SSAValue, str] = field(default_factory=dict)
     outputs: list[SSAValue] = field(default_factory=list)
+    after: set[Operation] = field(default_factory=set)
+    """Operations of the function that follow from the product."""
     behind: list[Operation] = field(default_factory=list)
     """Operations between the first and the last member that read an output."""
 
@@ -57,7 +59,7 @@ class RowRegion:
 def region_of(seed: nd.MatmulOp, position: Mapping[Operation, int], hints: Mapping[str, int]) -> RowRegion:
     """The region of a product of two matrices. `position`: the place of each operation of the function. Raises Refused."""
     region = RowRegion(seed, tensor_type(seed.result).dims[0])
-    depends = _depending(seed, position)
+    depends = region.after = _depending(seed, position)
     found = _closure(region, depends, hints)
     region.members = sorted(found, key=position.__getitem__)
     for op in region.members:

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support import lower
+from xdsl.dialects.func import CallOp
 
 from stepwell.dialects.nd.types import TensorType, tensor_type
 from stepwell.tools.interpret.loop import run_loop
@@ -48,3 +49,10 @@ def test_no_logits_are_in_memory():
     sizes = [t.numel.value for op in imported.module.walk() for r in op.results if isinstance(t := r.type, TensorType)]
     sizes += [tensor_type(r).numel.value for op in imported.module.walk() if op.name == "mem.alloc" for r in op.results]
     assert sizes and max(s for s in sizes if s is not None) < ROWS * CLASSES
+
+
+def test_rows_that_are_reduced_once_are_one_block():
+    args = [torch.empty(n, dtype=torch.bfloat16) for n in ((16384, 512), (512, 16384))]
+    for function, blocks in ((lambda x, w: (x @ w).amax(-1), False), (lambda x, w: (x @ w).float().logsumexp(-1), True)):
+        imported = lower(function, *args, to="nd")
+        assert (sum(isinstance(op, CallOp) for op in imported.module.walk()) > 1) == blocks
