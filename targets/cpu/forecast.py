@@ -23,18 +23,22 @@ from ...lowering.mem_to_cpu.contract import DTYPES
 from ...passes.analysis.symbols import DEFAULT_SIZE
 from ...passes.analysis.weighed_calls import WeighedCall
 from ...passes.nd.quantised.affine_factors import BYTES as BYTE_TYPES
+from ...passes.nd.quantised.int4_calls import int4_call
+from ...passes.nd.quantised.int4_row_calls import Int4RowsCall
 from .attention.spec import AttentionSpec, WeighedSpec
 from .features import target
 from .gemm.choice import prefer_own_gemm
-from .gemm.spec import GemmSpec, isa_for
+from .gemm.int4 import Int4Spec, has_int4
+from .gemm.int4_rows import Int4RowsSpec
+from .gemm.spec import ISAS, GemmSpec, isa_for
 
 
 def expected_functions(module: ModuleOp) -> list[str]:
-    """The symbols of the generated functions that the products, and the calls of attention, of a module of tensors are likely to become,
+    """The symbols of the generated functions that the products, and the generated calls, of a module of tensors are likely to become,
     each once."""
     isa = isa_for(target()).name
     ops = [op for func in module.body.block.ops if isinstance(func, FuncOp) for block in func.body.blocks for op in block.ops]
-    found = [_product(op, isa) if type(op) is nd.MatmulOp else _attention(op, isa) for op in ops if type(op) in (nd.MatmulOp, nd.ExternOp)]
+    found = [_product(op, isa) if type(op) is nd.MatmulOp else _call(op, isa) for op in ops if type(op) in (nd.MatmulOp, nd.ExternOp)]
     return list(dict.fromkeys(symbol for symbol in found if symbol))
 
 
@@ -63,11 +67,24 @@ def _product(op: Operation, isa: str) -> str:
     return GemmSpec(dtype, trans_a=layout[0], trans_b=layout[1], isa=isa).shared_symbol
 
 
-def _attention(op: Operation, isa: str) -> str:
-    """The function of a call of attention that is generated; "" for another call."""
+def _call(op: Operation, isa: str) -> str:
+    """The function of a call that is generated; "" for another one."""
     if prop(op, "schedule") != GENERATED:
         return ""
     call: Call = prop(op, "call")
+    rows, int4 = Int4RowsCall.of(call), int4_call(call)
+    if (rows or int4) and not has_int4(ISAS[isa]):
+        return ""
+    if rows is not None:
+        x, scales = (ATTENTION_DTYPES[tensor_type(op.operands[k]).element_type] for k in (0, 2))
+        return Int4RowsSpec(x, isa, scales, rows.parts, rows.part_groups, rows.zeros).shared_symbol
+    if int4 is not None:
+        return Int4Spec(ATTENTION_DTYPES[tensor_type(op.operands[0]).element_type], isa).shared_symbol
+    return _attention(op, call, isa)
+
+
+def _attention(op: Operation, call: Call, isa: str) -> str:
+    """The function of a call of attention; "" for another call."""
     weighed, flash = WeighedCall.of(call), flash_call(call)
     if weighed is None and flash is None:
         return ""

@@ -11,6 +11,7 @@ import stepwell
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import parse_pipeline
 from stepwell.targets.cpu.features import target, use_target
+from stepwell.targets.cpu.forecast import expected_functions
 from stepwell.targets.cpu.gemm.int4 import has_int4
 from stepwell.targets.cpu.gemm.int4_rows import Int4RowsSpec
 from stepwell.targets.cpu.gemm.spec import isa_for
@@ -203,6 +204,14 @@ def test_a_deep_tree_is_given_up():
         return torch.cat([w, w], -1)
 
     assert not products(selected(linear(tree), arguments()))
+
+
+def test_the_function_is_forecast():
+    module = selected(FORMS["halves_zeros"], arguments())
+    with use_target(target("avx512")):
+        assert expected_functions(module) == ["stepwell_int4_rows_f32_avx512_by_f32_2_1_zeros_shared"]
+    with use_target(target("avx2")):
+        assert expected_functions(module) == []
 
 
 def test_names_and_what_is_refused():
