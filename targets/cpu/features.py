@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,14 @@ _FLAG_FEATURES = {
     "bf16": ("bf16",),
 }
 
+_ARM_FEATURES = {
+    "asimddp": "dotprod", "i8mm": "i8mm", "bf16": "bf16", "asimdhp": "fullfp16", "asimdrdm": "rdm", "lrcpc": "rcpc",
+}  # fmt: skip
+"""Linux's name of an instruction set of Arm -> LLVM's, of those that LLVM does not look for on the host."""
+
 _AVX2 = "+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+bmi,+bmi2,+lzcnt,+f16c,+fma"
 _AVX512 = _AVX2 + ",+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512cd"
+_ARM = ("aarch64", "arm64")
 _LINUX = "x86_64-unknown-linux-gnu"
 _ARM_LINUX = "aarch64-unknown-linux-gnu"
 _NEON_DOT = "+neon,+lse,+rdm,+rcpc,+fullfp16,+dotprod"
@@ -119,14 +126,26 @@ def _host() -> Target:
     from llvmlite import binding
 
     cpu = binding.get_host_cpu_name()
-    features = binding.get_host_cpu_features().flatten()
-    return _make("host", binding.get_process_triple(), cpu, features)
+    features, triple = binding.get_host_cpu_features().flatten(), binding.get_process_triple()
+    if triple.startswith(_ARM):
+        features = ",".join([features, *arm_features()])
+    return _make("host", triple, cpu, features)
+
+
+def arm_features(cpuinfo: str = "/proc/cpuinfo") -> list[str]:
+    """What LLVM does not tell of an Arm host, as features of LLVM's; nothing where the system does not say."""
+    try:
+        lines = Path(cpuinfo).read_text().splitlines()
+    except OSError:
+        return []
+    words = next((line.partition(":")[2].split() for line in lines if line.startswith("Features")), [])
+    return [f"+{name}" for word, name in _ARM_FEATURES.items() if word in words]
 
 
 def _make(name: str, triple: str, cpu: str, features: str) -> Target:
     present = {feature[1:] for feature in features.split(",") if feature.startswith("+")}
     flags = {flag for flag, needed in _FLAG_FEATURES.items() if all(f in present for f in needed)}
-    if triple.startswith(("aarch64", "arm64")):
+    if triple.startswith(_ARM):
         flags |= {"neon", "fma", "f16c", "sse41"}  # those of x86 stand for: native fma, half conversion, rounding
         bits = 128
     else:

@@ -75,7 +75,7 @@ def cpu_features() -> frozenset[str]:
     try:
         with open("/proc/cpuinfo") as file:
             for line in file:
-                if line.startswith("flags"):
+                if line.startswith(("flags", "Features")):  # x86, Arm
                     return frozenset(line.partition(":")[2].split())
     except OSError:
         pass

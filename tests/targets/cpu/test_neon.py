@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from stepwell.targets.cpu.features import _make, arm_features
+from stepwell.targets.cpu.gemm.spec import isa_for
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 AARCH64 = 183
@@ -45,3 +48,19 @@ def test_it_is_not_run_here():
     done = run_for_neon("-c", program)
     assert done.returncode == 1
     assert "CompileError: code for aarch64-unknown-linux-gnu (neon) cannot run on this machine" in done.stderr
+
+
+def test_what_an_arm_host_has(tmp_path):
+    """LLVM does not look for dot products there; the system's names are its own."""
+    described = tmp_path / "cpuinfo"
+    described.write_text("processor\t: 0\nFeatures\t: fp asimd crc32 atomics asimddp lrcpc i8mm bf16\nCPU part\t: 0xd40\n")
+    assert arm_features(str(described)) == ["+dotprod", "+i8mm", "+bf16", "+rcpc"]
+    described.write_text("flags\t\t: fpu avx2\n")
+    assert arm_features(str(described)) == [] == arm_features(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("features", "expected"), [("+neon", "neon"), ("+neon,+dotprod", "neon_dot"), ("+dotprod,+i8mm,+bf16", "neon_bf16")]
+)
+def test_products_are_those_of_the_processor(features, expected):
+    assert isa_for(_make("host", "aarch64-unknown-linux-gnu", "generic", features)).name == expected
