@@ -69,7 +69,7 @@ class Int4Spec:
     @property
     def pairs(self) -> bool:
         """Pairs of bfloats are multiplied, two neighbours along k at a time."""
-        return self.dtype == "bf16" and ISAS[self.isa].bf16_dot
+        return self.dtype == "bf16" and bool(ISAS[self.isa].bf16_dot)
 
 
 def has_int4(isa: Isa) -> bool:

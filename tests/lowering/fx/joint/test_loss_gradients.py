@@ -91,14 +91,6 @@ def test_another_gradient_of_the_loss(kept):
     assert kept == [[]]
 
 
-def test_products_of_backward_that_are_gone(monkeypatch, kept):
-    monkeypatch.setattr(loss_gradients, "is_large", lambda node: node.args[0].meta["val"].dim() == 2)
-    h, w, _, t = inputs(torch.float32)
-    function = torch.compile(lambda h, w, t: F.cross_entropy(h @ w.T, t), backend="stepwell", options={"cache": "off"})
-    function(h, w, t).backward()
-    assert kept == [[]]
-
-
 @pytest.mark.long
 def test_numbers_of_rows_that_are_symbols(kept):
     args = inputs(torch.float32)
