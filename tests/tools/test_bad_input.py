@@ -116,7 +116,7 @@ def test_pipeline_text(opt_tool, flags, message):
 
 USAGE = [
     ("unknown flag", ["--mlir-timin"], "there is no flag '--mlir-timin'; did you mean '--mlir-timing'?"),
-    ("unknown target", ["-t", "llvn"], "argument -t: there is no target 'llvn'; did you mean 'llvm'? (choose from mlir, llvm, asm, obj, ttir, ttgir, llir, ptx, cubin, amdgcn, hsaco)"),
+    ("unknown target", ["-t", "llvn"], "argument -t: there is no target 'llvn'; did you mean 'llvm'? (choose from mlir, llvm, asm, obj, ttir, ttgir, llir, ptx, cubin, sass, amdgcn, hsaco)"),
     ("two pipelines", ["-p", "cse", "--pass-pipeline=builtin.module()x"], "--pass-pipeline and -p cannot be used together"),
     ("bad boolean", ["--verify-each=maybe"], "argument --verify-each: expected 0 or 1, not 'maybe'"),
     ("bad seed", ["--seed", "x"], "argument --seed: invalid int value: 'x'"),

@@ -33,7 +33,7 @@ from ...manager.pass_manager import Pass
 from ..algebra.rewriter import drop_dead
 from ..nd_attention import keeps_eager_numerics
 from .early_gathers import take_early
-from .region import Refused, RowRegion, region_of
+from .region import NotByBlocks, RowRegion, region_of
 from .writer import BlockWriter
 
 
@@ -71,7 +71,7 @@ class NdRowBlocks(Pass):
         try:
             region = _region(func, op, hints)
             counts = self._counts(region, hints, machine)
-        except Refused as why:
+        except NotByBlocks as why:
             self.remark(op, f"all rows at once: {why}", "missed")
             return
         megabytes = _bytes(op.result, hints) / len(counts) / 1e6
@@ -82,18 +82,18 @@ class NdRowBlocks(Pass):
         drop_dead(func.body.block)
 
     def _counts(self, region: RowRegion, hints: Mapping[str, int], machine: Machine) -> Sequence[Expr]:
-        """The rows of each block. Raises Refused where there would be one."""
+        """The rows of each block. Raises NotByBlocks where there would be one."""
         if isinstance(machine, Gpu) and not self.rows and _is_read_once(region):
-            raise Refused("its rows are reduced as they are computed")
+            raise NotByBlocks("its rows are reduced as they are computed")
         rows = size(region.rows, hints)
         least = self.rows or self._least(region, hints, machine)
         number = rows // least if not self.rows else ceil(rows / least)
         number = min(self.blocks, number)
         if number < 2:
-            raise Refused(f"a block would have to have {least} of {rows} rows")
+            raise NotByBlocks(f"a block would have to have {least} of {rows} rows")
         saved, added = _bytes(region.seed.result, hints) * (number - 1) // number, self._added(region, hints, machine)
         if not self.rows and saved <= added:
-            raise Refused(f"blocks would save {saved / 1e6:.3g} MB, and sums over them take {added / 1e6:.3g}")
+            raise NotByBlocks(f"blocks would save {saved / 1e6:.3g} MB, and sums over them take {added / 1e6:.3g}")
         if region.rows.value is None:
             count = floordiv(region.rows, as_expr(number))
             return [*[count] * (number - 1), region.rows - count * (number - 1)]
@@ -128,12 +128,12 @@ class NdRowBlocks(Pass):
         columns = size(tensor_type(region.seed.result).dims[1], hints)
         others = sum(size(tensor_type(x).numel, hints) for x in beside) // rows
         if columns < self.wide * others:
-            raise Refused(f"its rows have {columns} elements, what is read and given for each {others}")
+            raise NotByBlocks(f"its rows have {columns} elements, what is read and given for each {others}")
         return ceil(self.part * machine.ridge(float("inf")) * again * rows / max(1, flops))
 
 
 def _region(func: FuncOp, op: nd.MatmulOp, hints: Mapping[str, int]) -> RowRegion:
-    """The region of a product, with lookups of its rows as early as they can be. Raises Refused."""
+    """The region of a product, with lookups of its rows as early as they can be. Raises NotByBlocks."""
 
     def found() -> RowRegion:
         return region_of(op, {o: k for k, o in enumerate(func.body.block.ops)}, hints)

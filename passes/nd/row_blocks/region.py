@@ -25,7 +25,7 @@ _COMPUTED = (PointwiseOp, nd.IotaOp, nd.FullOp, nd.ExpandOp, nd.ReshapeOp, nd.Ma
 """What a block computes for its own rows even if the product is no part of it: as a whole it would be as large as the product."""
 
 
-class Refused(Exception):
+class NotByBlocks(Exception):
     """Steers: no region, and why."""
 
 
@@ -57,7 +57,7 @@ class RowRegion:
 
 
 def region_of(seed: nd.MatmulOp, position: Mapping[Operation, int], hints: Mapping[str, int]) -> RowRegion:
-    """The region of a product of two matrices. `position`: the place of each operation of the function. Raises Refused."""
+    """The region of a product of two matrices. `position`: the place of each operation of the function. Raises NotByBlocks."""
     region = RowRegion(seed, tensor_type(seed.result).dims[0])
     depends = region.after = _depending(seed, position)
     found = _closure(region, depends, hints)
@@ -69,7 +69,7 @@ def region_of(seed: nd.MatmulOp, position: Mapping[Operation, int], hints: Mappi
     between = (op for op, at in position.items() if position[seed] < at < last)
     for op in between:
         if _has_effect(op):
-            raise Refused(f"{op.name} between its operations has an effect")
+            raise NotByBlocks(f"{op.name} between its operations has an effect")
         if op in depends and op not in found:
             region.behind.append(op)
     return region
@@ -108,7 +108,7 @@ def _closure(region: RowRegion, depends: set[Operation], hints: Mapping[str, int
                 waiting.append(owner)
         for user in _users(op, is_wide) if op in depends else ():
             if isinstance(user, ReturnOp):
-                raise Refused("its rows are a result of the graph")
+                raise NotByBlocks("its rows are a result of the graph")
             waiting.append(user)
     return found
 
@@ -121,12 +121,12 @@ def _users(op: Operation, is_wide: Callable[[SSAValue], bool]) -> Iterator[Opera
 
 
 def _place(region: RowRegion, op: Operation) -> None:
-    """Say where the rows of an operation's results are. Raises Refused for one that a block cannot do."""
+    """Say where the rows of an operation's results are. Raises NotByBlocks for one that a block cannot do."""
     rule = _RULES.get(type(op)) or (_pointwise if isinstance(op, PointwiseOp) else None)
     if rule is None:
-        raise Refused(f"{op.name} is not done block by block")
+        raise NotByBlocks(f"{op.name} is not done block by block")
     if any(x in region.joined for x in op.operands):
-        raise Refused(f"{op.name} reads what all rows give")
+        raise NotByBlocks(f"{op.name} reads what all rows give")
     rule(region, op)
 
 
@@ -134,7 +134,7 @@ def _rows_of(region: RowRegion, x: SSAValue, op: Operation) -> int:
     """The leading dimensions of a value that are its rows."""
     found = region.leading(tensor_type(x)) if region.is_given(x) else region.places[x]
     if found is None:
-        raise Refused(f"{op.name} reads a value of which the rows are not in front")
+        raise NotByBlocks(f"{op.name} reads a value of which the rows are not in front")
     return found
 
 
@@ -143,7 +143,7 @@ def _pointwise(region: RowRegion, op: Operation) -> None:
     found = [(x, _rows_of(region, x, op)) for x in op.operands if not region.is_given(x)]
     count = found[0][1] if found else region.leading(t)
     if count is None or any(k != count or tensor_type(x).rank != t.rank or tensor_type(x).dims[:k] != t.dims[:k] for x, k in found):
-        raise Refused(f"{op.name} joins rows of different shapes")
+        raise NotByBlocks(f"{op.name} joins rows of different shapes")
     region.places[op.results[0]] = count
 
 
@@ -155,7 +155,7 @@ def _reduce(region: RowRegion, op: Operation) -> None:
         return
     kind = op.kind.data if isinstance(op, nd.ReduceOp) else ""
     if kind not in JOINED_BY or not set(range(count)) <= set(dims):
-        raise Refused(f"{op.name} over rows has no results of blocks to join")
+        raise NotByBlocks(f"{op.name} over rows has no results of blocks to join")
     region.joined[op.results[0]] = kind
 
 
@@ -165,7 +165,7 @@ def _look_up(region: RowRegion, op: Operation) -> None:
     counts = {_rows_of(region, x, op) for x in op.operands}
     rows = {tensor_type(x).dims[: min(counts)] for x in op.operands}
     if dim < max(counts) or len(counts) != 1 or len(rows) != 1:
-        raise Refused(f"{op.name} takes elements of other rows")
+        raise NotByBlocks(f"{op.name} takes elements of other rows")
     region.places[op.results[0]] = min(counts)
 
 
@@ -173,14 +173,14 @@ def _reshape(region: RowRegion, op: Operation) -> None:
     _rows_of(region, op.operands[0], op)
     count = region.leading(tensor_type(op.results[0]))
     if count is None:
-        raise Refused("nd.reshape joins rows and columns")
+        raise NotByBlocks("nd.reshape joins rows and columns")
     region.places[op.results[0]] = count
 
 
 def _permute(region: RowRegion, op: Operation) -> None:
     assert isinstance(op, nd.PermuteOp)
     if region.is_given(op.input):
-        raise Refused("nd.permute of a value from outside")
+        raise NotByBlocks("nd.permute of a value from outside")
     count = region.places[op.input]
     order = op.dims.data
     if order == (1, 0) and count in (1, None):
@@ -188,7 +188,7 @@ def _permute(region: RowRegion, op: Operation) -> None:
     elif count is not None and order[:count] == tuple(range(count)):
         region.places[op.result] = count
     else:
-        raise Refused("nd.permute moves the rows")
+        raise NotByBlocks("nd.permute moves the rows")
 
 
 def _slice(region: RowRegion, op: Operation) -> None:
@@ -196,7 +196,7 @@ def _slice(region: RowRegion, op: Operation) -> None:
     count = _rows_of(region, op.input, op)
     whole = tensor_type(op.input).dims[:count] == tensor_type(op.result).dims[:count]
     if not whole or any(s is not ZERO for s in op.starts.data[:count]) or any(s is not ONE for s in op.steps.data[:count]):
-        raise Refused("nd.slice takes some of the rows")
+        raise NotByBlocks("nd.slice takes some of the rows")
     region.places[op.result] = count
 
 
@@ -207,20 +207,20 @@ def _matmul(region: RowRegion, op: Operation) -> None:
     places = [region.places.get(x) for x in op.operands]
     rows = tensor_type(op.lhs).dims[0] is region.rows if given[0] else places[0] == 1
     if tensor_type(op.result).rank != 2:
-        raise Refused("nd.matmul of batches")
+        raise NotByBlocks("nd.matmul of batches")
     if given[1] and rows:
         region.places[op.result] = 1
     elif not all(given) and places[0] is None and (given[1] or places[1] == 1):
         region.joined[op.result] = "sum"
     else:
-        raise Refused("nd.matmul mixes rows")
+        raise NotByBlocks("nd.matmul mixes rows")
 
 
 def _iota(region: RowRegion, op: Operation) -> None:
     assert isinstance(op, nd.IotaOp)
     count = region.leading(tensor_type(op.result))
     if count is None or op.dim.data[0] < count:
-        raise Refused("nd.iota counts rows")
+        raise NotByBlocks("nd.iota counts rows")
     region.places[op.result] = count
 
 

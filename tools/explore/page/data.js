@@ -1,5 +1,10 @@
 // The document: how it is read, and what belongs together in it.
 
+/** A table in a box of its own, which scrolls by the keyboard, too. */
+function scrolling(label, ...children) {
+  return h("div", { class: "table", tabindex: "0", role: "group", "aria-label": label }, ...children);
+}
+
 /** An element with attributes (functions are listeners) and children (texts stay texts). */
 function h(tag, attributes = {}, ...children) {
   const made = tag === "svg" || h.svg.has(tag) ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);

@@ -37,7 +37,7 @@ class TimeView {
       h("h2", {}, "In the order of the program"), picture("Predicted time of the steps one after the other", this.timeline(total)),
       h("h2", {}, "Roofline"), picture("Roofline: speed over flops a byte", this.roofline()),
       h("h2", {}, "Memory over time"), picture("Bytes alive at each step", this.memory()), this.peak(),
-      h("h2", {}, "All steps"), h("div", { class: "table" }, this.table()),
+      h("h2", {}, "All steps"), scrolling("All steps", this.table()),
     ]);
   }
 

@@ -13,8 +13,8 @@ class PlanView {
     const plan = graph.raw.plan;
     const wanted = h("input", { type: "search", placeholder: "a name", "aria-label": "Show what has a name", input: (event) => { this.filter = event.target.value; this.fill(); } });
     const refused = h("input", { type: "checkbox", id: "only-refused", change: (event) => { this.onlyRefused = event.target.checked; this.fill(); } });
-    this.pairs = h("div", { class: "table" });
-    this.nests = h("div", { class: "table" });
+    this.pairs = scrolling("Joins and refusals");
+    this.nests = scrolling("Nests");
     const gone = plan.gone.length ? h("p", {}, `Folded, merged or unused: ${plan.gone.join(", ")}.`) : null;
     const directives = plan.directives.map((one) => h("li", {}, `${one.text}: ${one.granted ? "granted" : "refused"}, ${one.reason}`));
     this.element.replaceChildren(...[

@@ -30,7 +30,7 @@ class ReportView {
     if (block.lines) return paragraphs(block.lines);
     if (block.picture) return [drawn(this.app, new Graph(data, block.graph), block.picture)];
     const rows = block.rows.map((row) => row.map((cell) => (/^#+$/.test(cell) ? h("div", { class: "bar", style: `width: ${6 * cell.length}px` }) : cell.replace(UNIT, "$1\u00a0"))));
-    return [h("div", { class: "table" }, table(block.headers, rows, block.numbers))];
+    return [scrolling(block.headers.join(", "), table(block.headers, rows, block.numbers))];
   }
 }
 

@@ -106,7 +106,7 @@ class RunView {
     const told = { only_before: "steps that are gone", only_after: "new steps", parted: "no longer fused", joined: "fused now" };
     const steps = comparison.flatMap((one) => Object.entries(told).flatMap(([key, text]) => (one[key].length ? [`${one.title}, ${text}: ${one[key].join(", ")}`] : [])));
     const outcomes = comparison.flatMap((one) => one.directives.map((d) => `${d.text}: ${d.granted ? "granted" : "refused"}, ${d.reason}`));
-    return h("div", {}, h("div", { class: "table" }, table(filled.map(([name]) => name), comparison.map((one, k) => filled.map(([, text]) => text(one, k))), [])),
+    return h("div", {}, scrolling("Before and after", table(filled.map(([name]) => name), comparison.map((one, k) => filled.map(([, text]) => text(one, k))), [])),
       ...[...outcomes, ...(steps.length ? steps : ["Both have the same steps and the same fusions."])].map((text) => h("p", {}, text)));
   }
 
