@@ -87,6 +87,7 @@ def test_places_behind_the_end_of_a_list_say_nothing():
     assert errors(found[:1], [exact(q, k, v, mask=mask(0, 2))])[0] < 1e-6
 
 
+@pytest.mark.long
 def test_other_lengths_need_no_new_graph():
     def function(q, k, v):
         mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, q.shape[2], k.shape[2], device="cpu", BLOCK_SIZE=16)

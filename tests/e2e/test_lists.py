@@ -214,7 +214,8 @@ def test_few_tensors_are_no_list():
     assert counters["launches"] == 2
 
 
-@pytest.mark.parametrize("size", [pytest.param(70_000, marks=pytest.mark.long), 1_500_000])
+@pytest.mark.long
+@pytest.mark.parametrize("size", [70_000, 1_500_000])
 def test_threads_share_a_list_with_one_large_tensor(size):
     threads = torch.get_num_threads()
     torch.set_num_threads(2)

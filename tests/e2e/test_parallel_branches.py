@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
@@ -30,6 +31,7 @@ def gradients(net, call, x):
     return [p.grad.double().clone() for p in net.parameters()]
 
 
+@pytest.mark.long
 def test_gradients_are_off_no_more_than_eagers_of_rounded_weights():
     """Eager is off by as much where weights and input are changed by less than their rounding: a single draw decides nothing."""
     torch._dynamo.reset()

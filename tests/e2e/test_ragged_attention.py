@@ -44,6 +44,7 @@ def test_doubles():
     assert max(errors_of(program, compiled(program.function), torch.float64)) < 1e-7  # the logarithms of sums are numbers of 32 bits
 
 
+@pytest.mark.long
 def test_jagged_tensors(as_on_a_gpu):
     """Another number of documents and other lengths need one more graph."""
     run = compiled(layer)

@@ -29,6 +29,7 @@ func.func @forward({arguments}, %o : {out}) {{
 """
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("size,dtype", [*[(n, t) for n in (2, 3, 4) for t in TEXT], *[(n, torch.float32) for n in (5, 6, 8, 9, 12, 16)]])
 @pytest.mark.parametrize("cols", [1, 5, 32, 77])
 def test_interleaved(nests, size, dtype, cols):

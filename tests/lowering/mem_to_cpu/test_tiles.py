@@ -54,6 +54,7 @@ def numbers(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(shape).mul(20).to(dtype)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("n, m", SIZES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lanes_first", [True, False])

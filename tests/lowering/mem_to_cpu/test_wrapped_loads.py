@@ -26,6 +26,7 @@ def row(n, dtype):
     return torch.randn(2, n).mul(50).to(dtype)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("n", [2, 40, 64, 65, 200])
 @pytest.mark.parametrize("shift", [1, 3, -1])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -44,6 +45,7 @@ def test_wrapped_more_than_once(nests, n, m):
     assert torch.equal(o, x[:, (torch.arange(m) + 1) % n])
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("n", [1, 5, 64, 130])
 @pytest.mark.parametrize("index,low,high", [
     ("max(%j - 3, 0)", True, False), ("min(%j + 3, {last})", False, True), ("min(max(%j - 3, 0), {last})", True, True),
@@ -67,6 +69,7 @@ def reflected(x, left, right):
 TURNED = "max(3 - %j, %j - 3)"
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("n", [4, 6, 40, 64, 65, 130, 300])
 @pytest.mark.parametrize("index,left,right", [
     (TURNED, 3, 0), ("min(%j, {twice} - %j)", 0, 2), (f"min({TURNED}, {{twice}} - {TURNED})", 3, 2),

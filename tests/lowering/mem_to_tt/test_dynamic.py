@@ -86,6 +86,7 @@ def check_with(imported, name, x, close):
         torch.testing.assert_close(a.reshape(b.shape), b, rtol=close, atol=close, equal_nan=True)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("shape", [(6, 40), (2, 3), (5, 129), (17, 2)])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_other_sizes_than_the_graph_was_traced_with(name, shape):

@@ -163,6 +163,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dynamic", [True, False])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_are_as_eager(name, dynamic, interpreted):

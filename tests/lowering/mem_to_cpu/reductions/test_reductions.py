@@ -43,6 +43,7 @@ SHAPES = [
 ]  # fmt: skip
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("shape,axes", SHAPES)
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_kinds(nests, shape, axes, kind):

@@ -86,6 +86,7 @@ def check(function, given, compiled, tolerance=1e-4):
         torch.testing.assert_close(a.double(), c.double(), atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("shape", [(24, 70, 80), (4, 16, 33), (8, 200, 200)], ids=str)
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_values(function, shape):
