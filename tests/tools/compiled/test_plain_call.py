@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,20 +13,12 @@ import torch
 import stepwell
 from stepwell.tools.backend import torch_backend
 
-CACHED = pytest.mark.parametrize("cached", [False, True], ids=["traced", "cached"])
 
-
-def compiled(function, cached, *given):
-    """The function compiled and called once; with `cached` by what the disk has of it, once what torch makes up at first use is there."""
-    for _ in range(3 if cached else 1):
-        torch._dynamo.reset()
-        stepwell.reset_counters()
-        run = torch.compile(function, backend="stepwell", options=None if cached else {"cache": "off"})
-        run(*given)
-        if stepwell.counters["aot_cache_hits"]:
-            break
-    found = {name: n for name, n in stepwell.counters.items() if "cache" in name}
-    assert stepwell.counters["aot_cache_hits"] == cached, found
+def compiled(function, *given):
+    """The function compiled and called once."""
+    torch._dynamo.reset()
+    run = torch.compile(function, backend="stepwell", options={"cache": "off"})
+    run(*given)
     return run
 
 
@@ -56,13 +51,8 @@ def same(x):
     return y, y.view(-1)
 
 
-@pytest.mark.spread
-@CACHED
-@pytest.mark.parametrize("function, plain", [(softmax, True), (update, False), (view, False), (same, True)])
-def test_calls(function, plain, cached, tmp_path, monkeypatch):
-    monkeypatch.setenv("STEPWELL_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("STEPWELL_CACHE", "on")
-    run = compiled(function, cached, torch.randn(3, 4))
+def check_calls(run, function, plain):
+    """Calls take part in torch's wrappers or not, and do what the function does."""
     assert wrappers_called(run, torch.randn(3, 4)) != plain
     for _ in range(2):
         x = torch.randn(3, 4)
@@ -71,9 +61,36 @@ def test_calls(function, plain, cached, tmp_path, monkeypatch):
         torch.testing.assert_close(x, y)
 
 
+CALLS = [(softmax, True), (update, False), (view, False), (same, True)]
+
+
+@pytest.mark.parametrize("function, plain", CALLS)
+def test_calls(function, plain):
+    check_calls(compiled(function, torch.randn(3, 4)), function, plain)
+
+
+@pytest.mark.long
+def test_calls_of_graphs_from_the_disk(tmp_path):
+    """In processes of their own, where no other test has told the compiler anything."""
+    program = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import {Path(__file__).stem} as t; t.run_cached()"
+    variables = {**os.environ, "STEPWELL_CACHE_DIR": str(tmp_path), "STEPWELL_CACHE": "on"}
+    for hits in (0, len(CALLS)):
+        run = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True)
+        assert run.stdout.split() == [str(hits)], run.stderr
+
+
+def run_cached():
+    """All calls once more, and how many graphs were found."""
+    for function, plain in CALLS:
+        run = torch.compile(function, backend="stepwell")
+        run(torch.randn(3, 4))
+        check_calls(run, function, plain)
+    print(stepwell.counters["aot_cache_hits"])
+
+
 def test_the_mode_of_gradients_comes_back():
     """A graph without gradients, called where they are on and where they are off; after a failure, too."""
-    run = compiled(lambda x, k: x[k] * 2, False, torch.randn(5, 3), torch.tensor([1, 2]))
+    run = compiled(lambda x, k: x[k] * 2, torch.randn(5, 3), torch.tensor([1, 2]))
     for enabled in (True, False):
         with torch.set_grad_enabled(enabled):
             result = run(torch.randn(5, 3), torch.tensor([0, 4]))
@@ -93,7 +110,7 @@ def test_a_torch_that_knows_other_things_of_a_graph(monkeypatch):
         raise AttributeError("num_outputs_aliased")
 
     monkeypatch.setattr(torch_backend, "is_plain", unknown)
-    run = compiled(softmax, False, torch.randn(3, 4))
+    run = compiled(softmax, torch.randn(3, 4))
     assert wrappers_called(run, torch.randn(3, 4)) and not stepwell.counters["recovered"]
 
 
@@ -103,7 +120,7 @@ def test_under_autocast():
 
     x, w = torch.randn(4, 8), torch.randn(8, 8)
     with torch.autocast("cpu", torch.bfloat16):
-        run = compiled(product, False, x, w)
+        run = compiled(product, x, w)
         for _ in range(2):
             torch.testing.assert_close(run(x, w), product(x, w), atol=0.1, rtol=0.1)
             assert run(x, w).dtype == torch.bfloat16
