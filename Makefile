@@ -1,6 +1,6 @@
 # make demo   a trained model, compiled by stepwell, searches Python's standard library   [QUERY="..."]
 # make test   the tests                                                                    [TESTS=tests/dialects]
-# make test-long     the long suites, those marked `long`
+# make test-long     the long suites, those marked `long`                                       [LONG="long and not crossed"]
 # make fuzz   random programs against eager, SECONDS=120; prints its seed                  [SEED=...] [KEEP=folder]
 # make test-arm      C programs for 64-bit Arm, emulated: it needs qemu-aarch64 and aarch64-linux-gnu-gcc (Debian: qemu-user, gcc-aarch64-linux-gnu)
 # make test-triton   kernels for GPUs compiled to cubin and hsaco, which needs Triton but no GPU
@@ -20,6 +20,7 @@ TRITON ?= triton==3.6.0
 NAME_OF_TORCH := $(shell printf %s '$(TORCH)' | tr -c 'a-zA-Z0-9.+' '-' | tr -s -)
 VENV ?= .venv$(if $(filter-out $(PINNED),$(TORCH)),-$(NAME_OF_TORCH))
 TESTS ?= tests
+LONG ?= long
 QUERY ?=
 SECONDS ?= 120
 SEED ?=
@@ -46,7 +47,7 @@ test: $(VENV)/installed-test
 	$(TESTED) -m pytest -q -n 2 --dist loadscope -m "not long" $(TESTS)
 
 test-long: $(VENV)/installed-test
-	$(TESTED) -m pytest -q -n 2 --dist loadscope -m long $(TESTS)
+	$(TESTED) -m pytest -q -n 2 --dist loadscope -m "$(LONG)" $(TESTS)
 
 smoke: $(VENV)/installed-test
 	$(TESTED) -m pytest -q -n 2 --dist loadscope -m "not long" $(SMOKE)

@@ -79,7 +79,7 @@ def _values(item: pytest.Function) -> set[tuple[object, ...]]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]):
-    """Of tests that are `spread`, combinations of parameters all of whose values others have are long."""
+    """Of tests that are `spread`, combinations of parameters all of whose values others have are long, and `crossed`."""
     crossed: dict[object, dict[pytest.Item, set[tuple[object, ...]]]] = {}
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("spread"):
@@ -91,6 +91,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]):
             left -= values.pop(chosen)
         for item in values:
             item.add_marker("long")
+            item.add_marker("crossed")
 
 
 def _leave_trace_off() -> None:
