@@ -67,6 +67,7 @@ def bits(fn, x, dynamic):
     return found if isinstance(found, tuple) else (found,)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", [n if n == "products" else pytest.param(n, marks=pytest.mark.long) for n in PROGRAMS])
 def test_rows_have_the_bits_that_they_have_alone(name, dynamic):

@@ -21,6 +21,7 @@ def linear(x, w, b):
     return torch.nn.functional.linear(x, w, b)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16, torch.float16))
 @pytest.mark.parametrize("force", (None, "gemm", "library"))
 @pytest.mark.parametrize("dynamic", (False, True))

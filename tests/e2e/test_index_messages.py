@@ -52,6 +52,7 @@ PROGRAMS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...], str]]
 }
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_bad_index_is_reported_as_eager_mode_does(name: str, dynamic: bool):

@@ -41,6 +41,7 @@ def test_duplicates_add_up_a08():
     compiled(lambda x, v: x.index_put((index,), v, accumulate=True), X, torch.randn(5, 64))
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["sum", "prod", "amax", "amin", "any", "all", "argmax", "argmin"])
 def test_kinds_of_reductions_a09_a24(kind, dtype):

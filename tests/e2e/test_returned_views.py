@@ -252,6 +252,7 @@ def objects_and_memory(x, results):
     )
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize(("dynamic", "host"), [(False, ""), (True, ""), (False, "python")])
 @pytest.mark.parametrize("program", SEEN_WHOLE, ids=lambda f: f.__name__)
 def test_a_view_of_the_whole_is_an_object_of_its_own(program, dynamic, host, monkeypatch):

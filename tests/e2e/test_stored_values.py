@@ -43,6 +43,7 @@ ON_GPU = ("layer_norm", "group_norm", "batch_norm", "var_mean", "softmax spelled
 CASES = [(name, "cpu") for name in NORMS] + [(name, "gpu") for name in ON_GPU]
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("shape", [(4, 1), (2, 33)], ids=str)
 @pytest.mark.parametrize("name, device", CASES)
 def test_a_norm_is_that_of_the_numbers_that_are_stored(name, device, shape):

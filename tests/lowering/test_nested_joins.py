@@ -32,6 +32,7 @@ PROGRAMS = {
 }  # fmt: skip
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 @pytest.mark.parametrize("mode", ["real", "symbolic"])
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -23,6 +23,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 @pytest.mark.parametrize("mode", ["real", "symbolic"])
 @pytest.mark.parametrize("name", PROGRAMS)

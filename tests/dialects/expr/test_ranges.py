@@ -235,6 +235,7 @@ def regroup(rng, factors):
     return shape
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("factors", [(2, 3, 4, 8, 16), (2, 3, 8, s0, s1, sym("s2"))], ids=["static", "dynamic"])
 def test_reshapes_there_and_back_are_the_identity(seed, factors):

@@ -83,6 +83,7 @@ def random_graph(seed, xs):
     return values[-4:]
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dynamic", (False, True))
 @pytest.mark.parametrize("seed", range(6))
 def test_graphs(check, seed, dynamic):

@@ -217,6 +217,7 @@ _IMPOSSIBLE = {
 }
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", _IMPOSSIBLE)
 def test_what_has_no_result_is_the_error_that_eager_raises(name, dynamic):

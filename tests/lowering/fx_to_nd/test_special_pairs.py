@@ -6,6 +6,7 @@ import torch
 FUNCTIONS = {"igamma": torch.special.gammainc, "igammac": torch.special.gammaincc, "zeta": torch.special.zeta}
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_types_and_layouts(check, name, dtype):

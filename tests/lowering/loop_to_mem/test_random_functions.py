@@ -124,6 +124,7 @@ def inputs(seed: int) -> list[torch.Tensor]:
     return [a, b, c]
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("seed", [*range(30), 2051, 2195, 2386, 9136])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_levels_agree(level, seed, sizes):
@@ -149,6 +150,7 @@ def test_levels_agree(level, seed, sizes):
             assert len(set(memory)) == len(memory), "results are fresh memory"
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("seed", [*range(12), 49, 57, 167])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_kernels_of_a_gpu_agree(seed, sizes):

@@ -67,6 +67,7 @@ def unpack(p, scale):
     return torch.stack(halves, -1).reshape(p.shape[0], 2 * p.shape[1]) * scale
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("rows,cols", [(1, 1), (4, 7), (3, 128), (0, 16)])
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -334,6 +334,7 @@ def test_complex_numbers_are_moved(nests):
     assert torch.equal(o, x.t())
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("step", [2, 3, 4, 5, 6, 7, 8, 9])
 @pytest.mark.parametrize("dtype,torch_dtype", [("f32", torch.float32), ("f64", torch.float64), ("i16", torch.int16), ("i8", torch.int8)])
 def test_steps_between_lanes(nests, step, dtype, torch_dtype):

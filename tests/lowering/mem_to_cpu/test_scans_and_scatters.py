@@ -36,6 +36,7 @@ def scan(rows, cols, axis, kind, dtype="f32"):
     )  # fmt: skip
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("rows,cols", [(5, 100), (3, 1), (70, 16), (2, 1000), (1, 33)])
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("kind", ["sum", "prod", "logsumexp"])
@@ -116,6 +117,7 @@ def test_running_log_sums_of_special_values(dtype):
     torch.testing.assert_close(got, x.double().logcumsumexp(1).to(dtype), equal_nan=True, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("c", [1, 32, 70])
 @pytest.mark.parametrize("mode,reference", [("add", "sum"), ("max", "amax"), ("min", "amin"), ("prod", "prod")])
 def test_combining_rows(nests, c, mode, reference):
@@ -255,6 +257,7 @@ def test_free_loops_leave_a_sequential_one(nests, c):
     torch.testing.assert_close(os, want)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("size", [1, 17, 1000])
 @pytest.mark.parametrize("reduce", ["sum", "prod", "amax", "amin", None])
 def test_scatter_of_computed_values(reduce, size):

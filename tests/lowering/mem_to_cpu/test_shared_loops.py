@@ -45,6 +45,7 @@ def run(nests, text: str, x: torch.Tensor, **sizes: int) -> tuple[torch.Tensor, 
     return c, r, s
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("mode", list(IDENTITY))
 @pytest.mark.parametrize("shape", [(1, 3), (5, 200), (700, 33), (3000, 8)])
 def test_columns(nests, mode: str, shape: tuple[int, int]):
@@ -55,6 +56,7 @@ def test_columns(nests, mode: str, shape: tuple[int, int]):
     torch.testing.assert_close(r, x.sum(1), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("mode", ["add", "max"])
 @pytest.mark.parametrize("shape", [(0, 5), (1, 3), (5, 200), (3000, 33), (40, 140_000)])

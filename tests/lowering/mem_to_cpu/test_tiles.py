@@ -67,6 +67,7 @@ def test_sizes(nests, n: int, m: int, dtype: torch.dtype, lanes_first: bool):
     assert (room[0] == 7).all() and (room[-1] == 7).all()
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("n, m", SIZES)
 @pytest.mark.parametrize("lanes_first", [True, False])
 def test_each_element_is_added_to_once(nests, n: int, m: int, lanes_first: bool):

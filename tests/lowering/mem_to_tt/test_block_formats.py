@@ -113,6 +113,7 @@ def test_decoding_is_part_of_the_product(name):
     torch.testing.assert_close(got.float(), function(*args).float(), rtol=2e-2, atol=2e-2 * function(*args).float().abs().max().item())
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("rows", [8, 40])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_weights_of_8_bits_are_decoded_in_the_product_of_few_rows(name, rows):

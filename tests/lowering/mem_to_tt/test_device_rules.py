@@ -66,6 +66,7 @@ def test_statistics_of_a_batch_norm_without_training(dtype, statistics, affine):
 # ---- integers
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dtype", ["int64", "int32", "int16", "int8", "uint8"])
 @pytest.mark.parametrize("shape", [(300,), (), (5, 1, 7)], ids=str)
 def test_powers_of_integers(dtype, shape):

@@ -184,12 +184,14 @@ def test_rows_of_small_products_may_be_a_symbol(rows):
     torch.testing.assert_close(got, torch.relu(given @ weight))
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("name", ["values", "softmax", "layer norm", "sums", "extremes", "broadcast", "padded"])
 def test_types(name, dtype):
     check(name, (7, 33), dtype=dtype)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_triton_compiles_it(name, target):

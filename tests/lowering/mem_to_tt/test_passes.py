@@ -279,6 +279,7 @@ TWO_STORES = """builtin.module {{
 }}"""
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize(
     "first, second, barriers",

@@ -46,6 +46,7 @@ FORMS = {
 }
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("tile", [{"band": 2}, {"band": 2, "persistent": 3}], ids=str)
 def test_what_is_computed_does_not_depend_on_the_tile(form, tile):

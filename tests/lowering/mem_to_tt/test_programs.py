@@ -311,6 +311,7 @@ def test_values(name):
         torch.testing.assert_close(a.reshape(b.shape), b, rtol=close, atol=close, equal_nan=True)
 
 
+@pytest.mark.spread
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -541,6 +542,7 @@ def test_rows_that_gather_alike_share_their_indices():
     assert "tt.contiguity" not in text  # what is side by side is loaded so
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_triton_compiles_it(name, target):

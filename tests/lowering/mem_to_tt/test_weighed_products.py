@@ -131,6 +131,7 @@ SEEN = {
 }
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("symbol", [False, True])
 @pytest.mark.parametrize("terms", [320, 330])
 @pytest.mark.parametrize("mask", MASKS)

@@ -65,6 +65,7 @@ def error(module, function, args):
     return ((got.double() - exact).norm() / size).item(), ((want.double() - exact).norm() / size).item()
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("machine", ["sm_90", "gfx942"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_f32_is_as_exact_as_eager(name, machine):

@@ -127,6 +127,7 @@ def package(tmp_path, monkeypatch):
 NAMES = ("scaled", "indirect", "through_module", "by_import", "by_name", "all_kinds", "recursive", "Holder", "cached", "Config", "OwnOp")
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("lasting", [True, False])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_code_loaded_twice_means_the_same(package, name, lasting):

@@ -281,6 +281,7 @@ def test_all_programs_of_a_row_go_on_with_the_same_numbers():
     assert torch.equal(first, second)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
 @pytest.mark.parametrize("name", ["softmax of bf16", "softmax of f64", "batch norm", "argmax", "any"])
 def test_triton_compiles_it(name, target):

@@ -127,6 +127,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 @pytest.mark.parametrize("dtype", [torch.float32, BF16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -33,6 +33,7 @@ def converted(source: torch.Tensor, convert, lanes: int, of_float: bool) -> torc
     return result
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize(("convert", "dtype"), [(half_to_float, torch.float16), (bf16_to_float, torch.bfloat16)])
 def test_each_16_bit_float_as_f32(convert, dtype, lanes):
@@ -40,6 +41,7 @@ def test_each_16_bit_float_as_f32(convert, dtype, lanes):
     torch.testing.assert_close(converted(BITS, convert, lanes, False), want, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize(("convert", "dtype"), [(float_to_half, torch.float16), (float_to_bf16, torch.bfloat16)])
 def test_f32_at_and_around_each_16_bit_float_and_the_middles(convert, dtype, lanes):

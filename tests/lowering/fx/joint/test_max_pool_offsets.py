@@ -123,6 +123,7 @@ def test_operators_left_to_the_library_stay(kept):
     assert torch.int8 not in {dtype for dtype, _ in kept[0]}
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("windows", WINDOWS)
 @pytest.mark.parametrize("sizes", [(2, 3, 13, 12), (3, 13, 12)], ids=str)
 def test_the_operators_themselves(windows, sizes):

@@ -111,6 +111,7 @@ class Perceptron(nn.Module):
         return self.after(self.activation(self.activation(self.before(x) + 1) * 0.5) + 0.25)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("activation", SIDES)
 @pytest.mark.parametrize(("dtype", "dynamic"), [(torch.float32, None), (torch.float32, True), (torch.float64, None)], ids=str)
 def test_one_byte_tells_the_side_of_a_threshold(activation, dtype, dynamic, kept):

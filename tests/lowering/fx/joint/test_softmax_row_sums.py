@@ -74,6 +74,7 @@ def inputs(*shape, dtype=torch.float32):
     return [x.to(dtype).requires_grad_() for x in made]
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("used", [True, False])
 @pytest.mark.parametrize("shape", [(2, 3, 9, 17, 4, 5), (9, 17, 4, 5)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -27,6 +27,7 @@ CASES = {
 }
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", CASES)
 def test_what_eager_refuses_raises(name, dynamic):

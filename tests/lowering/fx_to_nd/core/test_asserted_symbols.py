@@ -84,6 +84,7 @@ def captured():
         yield
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("host", ["", "python"])
 @pytest.mark.parametrize("program", CASES, ids=lambda f: f.__name__)
 def test_an_assertion_that_does_not_hold_raises_what_the_program_says(program, host, captured, monkeypatch):

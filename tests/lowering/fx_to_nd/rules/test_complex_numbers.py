@@ -46,6 +46,7 @@ ARITHMETIC = {
 }
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("name", ARITHMETIC)
 @pytest.mark.parametrize("dtype", [C64, C128])
 def test_arithmetic(name, dtype):
@@ -80,6 +81,7 @@ def test_functions_at_their_ends_are_as_annex_g_of_c_says(name):
     torch.testing.assert_close(torch.view_as_real(got), torch.view_as_real(want), rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("dtype", [C64, C128])
 def test_more_functions(name, dtype):

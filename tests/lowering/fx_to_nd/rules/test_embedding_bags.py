@@ -17,6 +17,7 @@ CASES = [
 ]
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize(("dtype", "dynamic"), [(torch.float32, True), (torch.bfloat16, False)])
 @pytest.mark.parametrize(("mode", "weighted", "last", "padding"), CASES)
 def test_embedding_bag(mode, weighted, last, padding, dtype, dynamic):

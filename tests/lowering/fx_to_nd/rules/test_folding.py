@@ -14,6 +14,7 @@ FOLDS = {
 }
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("name", FOLDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_fold(name, dtype):

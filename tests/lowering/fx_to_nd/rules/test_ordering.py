@@ -16,6 +16,7 @@ def row_values(dtype, shape=(3, 7)):
     return x
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool))
 @pytest.mark.parametrize("descending", (False, True))
 def test_sort(check, dtype, descending):
@@ -46,6 +47,7 @@ def extremes(dtype):
     return x
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize(
     "dtype", (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 )

@@ -8,6 +8,7 @@ import torch
 POINTS = [-8.25, -7.5, -3.0, -2.5, -1.0, -0.3, 0.0, 1e-3, 0.3, 0.5, 1.0, 2.7, 9.0, 40.0, 1e4, math.inf, -math.inf, math.nan]
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("order", range(1, 9))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_orders(check, order, dtype):

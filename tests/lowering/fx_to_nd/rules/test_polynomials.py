@@ -10,6 +10,7 @@ NAMES = (
 ).split()
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_degrees(check, name, dtype):
@@ -30,6 +31,7 @@ def test_integers_and_sizes(check):
 DEGREES = [-2.0, -0.5, 0.0, 1.0, 1.9, 2.0, 3.0, 6.0, 7.0, 12.0, 40.0, 65.0, 130.0, 600.0, float("inf"), float("nan")]
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_degrees_that_are_elements(check, name, dtype):

@@ -34,6 +34,7 @@ ADAPTIVE = {
 }
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16))
 @pytest.mark.parametrize("name", ADAPTIVE)
 def test_adaptive(check, name, dtype):

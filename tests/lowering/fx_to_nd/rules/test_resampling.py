@@ -18,6 +18,7 @@ CASES = {
 }
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("mode", ("nearest", "nearest-exact"))
 @pytest.mark.parametrize("name", CASES)
 def test_nearest(check, name, mode):

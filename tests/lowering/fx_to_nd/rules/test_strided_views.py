@@ -63,6 +63,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_an_argument_may_begin_elsewhere_in_the_next_call(name, dynamic):

@@ -100,6 +100,7 @@ def test_bools(nests, kind, shape, axes):
     assert torch.equal(o, want)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("kind", ["sum", "max", "min", "prod"])
 @pytest.mark.parametrize("shape,axes", [((9, 100), (1,)), ((100, 9), (0,)), ((5, 5), (0, 1))])
 def test_integers(nests, kind, shape, axes):
@@ -140,6 +141,7 @@ def arg_text(shape, axis, kind, dtype="f32"):
     }}"""
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("shape", [(6, 100), (6, 5), (6, 3000), (200, 3)])
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("kind", ["argmax", "argmin"])
@@ -448,6 +450,7 @@ def test_threads_share_welford_and_arg_reductions(nests):
     assert torch.equal(k, x.argmin(1))
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("kind", ["welford", "softmax"])
 @pytest.mark.parametrize("rows,cols", [(3, 100), (200, 5), (2, 40001), (4, 16)])

@@ -63,6 +63,7 @@ def test_values_are_those_of_eager(f, dtype: torch.dtype):
     assert kernels(f, x) <= kernels(f, x, disable_passes=["loop-fuse-tables"])
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("f", PROGRAMS)
 @pytest.mark.parametrize("shape", [(1, 1, 2, 4), (0, 3, 8, 8), (1, 2, 9, 4), (3, 1, 33, 5), (3, 1, 5, 33)])
 def test_small_and_empty_sizes(f, shape: tuple[int, ...]):

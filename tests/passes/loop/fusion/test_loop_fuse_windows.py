@@ -78,6 +78,7 @@ def compiled(f, rows: int = 0, **options):
     return torch.compile(f, backend="stepwell", options={"passes": passes}, **options)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("rows", [0, 5])
 def test_values_are_those_of_eager(name: str, rows: int):

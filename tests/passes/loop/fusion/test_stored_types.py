@@ -70,6 +70,7 @@ def sums(x, w):
     return torch.nn.functional.pad(y, (1, 1)).cumsum(1), y[:, ::2].flip(0).amax(1), torch.cat([y, y @ w], 1)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("fn", [product, sums])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [6, 1, 0])

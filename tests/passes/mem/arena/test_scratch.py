@@ -109,6 +109,7 @@ def check(target: str, arguments: list[Any]) -> None:
     assert abs(estimate - taken) <= SLACK + taken // 5, f"{target}: {estimate} estimated, {taken} taken"
 
 
+@pytest.mark.spread
 @pytest.mark.skipif("AVX512" not in torch.backends.cpu.get_cpu_capability(), reason="oneDNN has blocks of other sizes on other processors")
 @pytest.mark.parametrize("last", [False, True], ids=["row-major", "channels-last"])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(map(str, shape)))

@@ -39,6 +39,7 @@ CASES = {
 }
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_values(name, dtype):

@@ -80,6 +80,7 @@ def check(dtype, q, k, v, **kinds):
     assert (lse.double() - logs).abs().max() < 2e-6 * max(1.0, logs.abs().max().item()), note
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dtype", TORCH)
 @pytest.mark.parametrize(
     "sizes",
@@ -122,6 +123,7 @@ def test_added_mask_with_broadcast_strides(dtype, causal):
         check(dtype, q, k, v, mask=mask, causal=causal)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("first, last", [(-100, 0), (3, 40), (-700, -650), (-20, 600), (900, 950)])

@@ -110,6 +110,7 @@ def lowest(*like):
     return torch.tensor(-math.inf)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "rows, terms, depth, columns",
@@ -148,6 +149,7 @@ def test_several_scores_and_weights(threads):
     assert error(x, (s * t) @ v.double()) < 2e-6 and error(y, (s + t * (i >= j)) @ w.double()) < 2e-6
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("batches", "summed"), [(3, (0,)), (3, (1,)), (3, (0, 1)), (3, ()), (0, (0,))])
 def test_weights_that_are_added_up(dtype, batches, summed):

@@ -280,6 +280,7 @@ def test_minimum_and_maximum_of_floats(isa: str) -> None:
                 assert bool(((got == expected) | (got.isnan() & expected.isnan())).all()), (op, t, lanes, isa)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("isa", RUNNABLE)
 @pytest.mark.parametrize("t", [torch.float16, torch.bfloat16])
 def test_sixteen_bit_floats_convert_bit_for_bit(isa: str, t: torch.dtype) -> None:

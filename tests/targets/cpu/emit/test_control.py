@@ -142,6 +142,7 @@ def two_threads():
     torch.set_num_threads(before)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("n", [0, 1, 15, 16, 17, 1000])
 @pytest.mark.parametrize("grain", [0, 1, 8, 100_000])
 def test_parallel_regions_cover_the_range_once(n: int, grain: int, two_threads) -> None:

@@ -22,6 +22,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("isa", RUNNABLE)
 @pytest.mark.parametrize("lanes", [1, 4, 16, 64])
 def test_masked_loads_and_stores_touch_only_their_lanes(isa: str, lanes: int) -> None:
@@ -55,6 +56,7 @@ cpu.kernel @copy{i}(%x : !cpu.ptr, %fill : !cpu.ptr, %y : !cpu.ptr, %z : !cpu.pt
             assert same(z[lanes:], torch.cat([x[:k], fill[k:]])), (dtype, n)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("isa", RUNNABLE)
 @pytest.mark.parametrize("offset", ["i64", "i32"])
 def test_gather_and_scatter(isa: str, offset: str) -> None:
@@ -228,6 +230,7 @@ cpu.kernel @k(%x : !cpu.ptr, %y : !cpu.ptr, %s : f32, %n : i64) {
     assert torch.equal(m, torch.arange(8) * 0.5 + x)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("isa", RUNNABLE)
 @pytest.mark.parametrize("lanes, dtype", [(1, "f32"), (4, "f64"), (8, "i32"), (16, "f32"), (16, "i8")])
 def test_transpose(isa: str, lanes: int, dtype: str) -> None:

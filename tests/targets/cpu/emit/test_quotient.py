@@ -42,6 +42,7 @@ def numerators(dtype: torch.dtype) -> torch.Tensor:
     return torch.cat([x, x[: -x.numel() % 64]])
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("isa", RUNNABLE)
 @pytest.mark.parametrize("dtype", list(SIZES))
 def test_every_quotient_has_the_bits_of_the_division(isa: str, dtype: torch.dtype) -> None:

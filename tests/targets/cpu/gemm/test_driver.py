@@ -112,12 +112,14 @@ def test_long_sums_are_joined_from_short_ones(layout):
     assert error < 0.6 * worst
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("dtype", TORCH)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_and_type_on_this_machine(dtype, layout):
     sweep(host_spec(dtype, trans_a=layout[0], trans_b=layout[1]), "host")
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize(
     "target_name, isa", [("generic-sse", "generic"), ("avx2", "avx2"), ("avx512", "avx512"), ("host", "avx512_bf16")]
 )
@@ -244,6 +246,7 @@ class Seen:
 EPILOGUE_SHAPES = [(1, 200, 50), (5, 70, 1300), (64, 300, 96), (250, 90, 1700)]
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("trans_b", [False, True])
 @pytest.mark.parametrize("shape", EPILOGUE_SHAPES)
 def test_epilogue_changes_c_in_place(trans_b, shape):
@@ -258,6 +261,7 @@ def test_epilogue_changes_c_in_place(trans_b, shape):
     assert covered == 2 * m * n and len(set(seen.parts)) == len(seen.parts)
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize(
     "spec", [host_spec("f32", tile=True, trans_b=True), host_spec("bf16"), host_spec("bf16", tile=True)]
 )

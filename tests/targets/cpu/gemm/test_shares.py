@@ -55,6 +55,7 @@ def shares(m: int, n: int, k: int, batches: int, threads: int) -> tuple[torch.Te
     return times, done
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("threads", THREADS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products(shape, threads):

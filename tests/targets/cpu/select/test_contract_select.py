@@ -40,6 +40,7 @@ def test_empty_and_huge_products_are_not_measured(notes, sizes):
     assert not notes.exists()
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("layout", [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "f16"])
 def test_every_type_and_layout_can_be_measured(notes, dtype, layout):

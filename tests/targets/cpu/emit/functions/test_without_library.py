@@ -38,6 +38,7 @@ def computed(name: str, isa: str, *inputs: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@pytest.mark.spread
 @pytest.mark.parametrize("isa", RUNNABLE)
 @pytest.mark.parametrize("name", ["sin", "cos", "log2", "log10"])
 def test_functions_of_one_number(name, isa):
