@@ -30,13 +30,16 @@ from ...dialects.expr import (
     product,
 )
 from ...dialects.expr.ranges import Range, RangeEnv
+from ...dialects.machine import OrderError
 from ...dialects.nd.base import IntsAttr
 from ...dialects.nd.call_args import Arg, Call, CallAttr
-from ...dialects.nd.types import element_bytes, ui8
+from ...dialects.nd.types import element_bytes, is_float, ui8
 from ...dialects.support.replace import replace_op
 from ...passes.analysis.accesses.panels import panel_columns
 from ...passes.analysis.accesses.windows import Windows, windows_of
+from ...passes.analysis.origins import title
 from ...passes.manager.errors import PassError
+from ...passes.manager.locations import source_location
 from ..nest.indices import Indices
 from ..nest.product_epilogue import RECTANGLE, epilogue_nest, has_epilogue, plain_product, scheduled
 from .builder import Builder
@@ -309,6 +312,11 @@ class ContractLowering:
         own = asked != "library" and not (self.library and asked != "gemm")
         if product_ is not None and (own or product_.is_narrow):
             launch = self._generated(merge_batch(product_))
+        if launch is None and self.ordered and is_float(loop.element_type(op.lhs.type)):
+            raise OrderError(
+                f"'{title(op)}': no product of ours takes these operands, and the library's sums have no known order",
+                place=source_location(op.location) or "",
+            )
         replace_op(op, *(launch or self._library(op)))
 
     def _with_epilogue(self, op: loop.ContractOp) -> None:

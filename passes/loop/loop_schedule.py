@@ -26,14 +26,6 @@ from ..cost.schedule_choice import choose
 from ..manager.pass_manager import Pass
 from .fixed_order import fix_order
 
-# ---- cost
-
-
-# ---- choosing
-
-
-# ---- the pass
-
 
 def _number_attr(node: Node, one: Loop) -> Attribute:
     number = _number(node, one)

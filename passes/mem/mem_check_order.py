@@ -20,8 +20,10 @@ from xdsl.ir import Operation
 from ...dialects import loop, mem
 from ...dialects.machine import OrderError, has_fixed_order
 from ...dialects.nd.types import is_float
+from ..analysis.origins import title
 from ..cost.machine import Gpu, machine_of
 from ..loop.fixed_order import ORDERED, order_problem
+from ..loop.transform.nest_transform import label_of
 from ..manager.locations import source_location
 from ..manager.pass_manager import Pass
 
@@ -66,12 +68,11 @@ def _problems(module: ModuleOp) -> Iterator[tuple[Operation, str]]:
 
 
 def _label(op: Operation) -> str:
-    """What a nest, or an operation in it, is called."""
+    """What the nest around an operation, or the operation, is called."""
     around: Operation | None = op
     while around is not None and not isinstance(around, loop.NestOp | loop.ContractOp):
         around = around.parent_op()
-    label = around.attributes.get("label") or around.properties.get("label") if around is not None else None
-    return f"nest '{label.data}', {op.name}" if isinstance(label, StringAttr) else op.name
+    return f"'{label_of(around) if isinstance(around, loop.NestOp) else title(around or op)}', {op.name}"
 
 
 def _adds_floats(op: loop.ContractOp) -> bool:

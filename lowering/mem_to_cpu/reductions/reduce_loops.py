@@ -113,15 +113,17 @@ class ReduceLowering:
         width = chosen[1] if chosen is not None else 1
         inner = product([one.size for one in order[1:]]).value
         size = MAX_CASCADE_VALUES * width if len(order) == 1 else max(1, MAX_CASCADE_VALUES * width // inner) if inner else 1
+        limit = MAX_CASCADE_VALUES * width
         if self.ordered:  # beside welford or not
             size = chunk_size(order, chosen)
+            limit = size * (inner or 1)
         node = self.s.info.nodes[op]
 
         def run(span: Span) -> list[SSAValue]:
             if span.count is None or not straight(-(-span.count // width), node.num_ops):
                 span = needed_part(self.s, node, span)
             adds = None if span.count is None or inner is None else span.count * inner
-            if not sums or (adds is not None and adds <= (size * (inner or 1) if self.ordered else MAX_CASCADE_VALUES * width)):
+            if not sums or (adds is not None and adds <= limit):
                 return self._over(op, slots, order, chosen, span)
             return self.merge_chunks(order, slots, size, span, lambda part: self._over(op, slots, order, chosen, part))
 

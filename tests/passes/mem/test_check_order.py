@@ -49,7 +49,7 @@ def test_without_a_promise_nothing_is_asked():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("", ""), "nest 'total', loop.reduce: its schedule does not say in which order its terms are taken"),
+        (("", ""), "'total', loop.reduce: its schedule does not say in which order its terms are taken"),
         (("} -> f32\n", "} -> f32 attributes {vector = 0 : i64, lanes = 16 : i64}\n"), "its terms are taken by 16 lanes, not by 32"),
     ],
 )

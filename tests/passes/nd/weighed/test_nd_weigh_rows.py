@@ -243,6 +243,17 @@ def test_tables_are_read_where_scores_are(fn):
     assert error(run_loop(module, args)[0], want) < 1e-6
 
 
+def check_two_calls(fn, args):
+    """A function is two calls of weighed rows, and each level means what it does."""
+    module = import_function(fn, *args).module
+    want = fn(*(a.double() for a in args))
+    for passes in ("nd-canonicalize,nd-weigh-rows", "nd-to-loop,loop-fuse", "loop-to-mem", "mem-term-blocks"):
+        run(parse_pipeline(passes), module, context())
+        module.verify()
+        assert all(error(a, b) < 1e-6 for a, b in zip((run_nd if "nd-w" in passes else run_loop)(module, args), want, strict=True))
+    assert sum(op.name == "mem.extern" and op.call.data.target == TARGET for op in module.walk()) == 2
+
+
 @pytest.mark.parametrize("summed", [(0,), (1,), (0, 1)])
 def test_weights_are_added_up(summed):
     """The gradient of a bias that batches or heads share; queries that heads share are as many as the sums need."""
@@ -252,13 +263,7 @@ def test_weights_are_added_up(summed):
         return weights.sum(summed), weights @ k
 
     args = [heads(30, 50, 8)[0][:, :1].expand(2, 4, 30, 8), *heads(30, 50, 8)[1:2], *heads(30, 50, 8)[::2]]
-    module = import_function(fn, *args).module
-    want = fn(*(a.double() for a in args))
-    for passes in ("nd-canonicalize,nd-weigh-rows", "nd-to-loop,loop-fuse", "loop-to-mem", "mem-term-blocks"):
-        run(parse_pipeline(passes), module, context())
-        module.verify()
-        assert all(error(a, b) < 1e-6 for a, b in zip((run_nd if "nd-w" in passes else run_loop)(module, args), want, strict=True))
-    assert sum(op.name == "mem.extern" and op.call.data.target == TARGET for op in module.walk()) == 2
+    check_two_calls(fn, args)
 
 
 @pytest.mark.parametrize("by_rows", [True, False])
@@ -272,13 +277,7 @@ def test_weights_are_added_up_within_rows(by_rows):
         return q.new_zeros(*turned.shape[:-1], 32).scatter_add(-1, away.expand(turned.shape), turned), weights @ k
 
     args = [*heads(30, 50, 8)[:2], *heads(30, 50, 8)[::2]]
-    module = import_function(fn, *args).module
-    want = fn(*(a.double() for a in args))
-    for passes in ("nd-canonicalize,nd-weigh-rows", "nd-to-loop,loop-fuse", "loop-to-mem", "mem-term-blocks"):
-        run(parse_pipeline(passes), module, context())
-        module.verify()
-        assert all(error(a, b) < 1e-6 for a, b in zip((run_nd if "nd-w" in passes else run_loop)(module, args), want, strict=True))
-    assert sum(op.name == "mem.extern" and op.call.data.target == TARGET for op in module.walk()) == 2
+    check_two_calls(fn, args)
 
 
 def test_each_level_drops_the_same_weights():
