@@ -69,6 +69,7 @@ def _build() -> dict[Any, Callable[..., Any]]:
     table[torch.ops.aten._new_zeros_with_same_feature_meta.default] = _zero_tangent
     table[torch.ops.aten.convolution_backward.default] = _convolution_backward
     table[torch.ops.aten.linspace.default] = _linspace
+    table[torch.ops.aten.zero.default] = torch.zeros_like  # torch 2.11 does not know the strides of `zero`
     return table
 
 

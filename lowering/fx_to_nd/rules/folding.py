@@ -71,6 +71,8 @@ def _unfold_backward(b: Importer, grad: SSAValue, input_sizes: Any, d: int, size
     if any(length is ZERO for length in (*out, *b.dims(grad))):
         return b.full(0, b.dtype(grad), out)
     d %= len(out)
+    # windows of one row are those of every row, as in eager: istft's window has no batch
+    grad = b.expand(grad, [*(b.dims(grad)[d] if k == d else length for k, length in enumerate(out)), b.dims(grad)[-1]])
     rest = [k for k in range(len(out)) if k != d]
     summed = overlap_add(b, b.permute(grad, [*rest, len(out), d]), windows, (out[d],))
     back = [len(rest) if k == d else rest.index(k) for k in range(len(out))]

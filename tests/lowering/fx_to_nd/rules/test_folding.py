@@ -70,3 +70,16 @@ def test_nothing_is_scattered(imported, text_of):
     found = text_of(imported(lambda x: F.fold(x, (1, 92), (1, 16), stride=(1, 4)), torch.randn(2, 16, 20)).module)
     assert "nd.reduce" in found and "nd.pad" in found
     assert "index_put" not in found and "scatter" not in found and "nd.extern" not in found
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_frames_of_a_batch_share_the_windows_of_istft(batch):
+    torch._dynamo.reset()
+    spectrum = torch.randn(batch, 5, 4, dtype=torch.complex64)
+    window = torch.hann_window(8) + 0.5
+
+    def signal(x, window):
+        return torch.istft(x, n_fft=8, window=window)
+
+    got = torch.compile(signal, backend="stepwell", options={"verify": True})(spectrum, window)
+    torch.testing.assert_close(got, signal(spectrum, window), rtol=1e-4, atol=1e-5)
