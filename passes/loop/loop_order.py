@@ -27,8 +27,6 @@ from ..mem.arena.peak import DONATED, value_of
 from ..mem.arena.pooled import MIN_GAIN_PARTS
 from ..mem.arena.scratch import scratch_bytes
 
-MAX_MOVES, PEAK_WINDOW_STEPS = 48, 48
-"""Limits on the time: moves of a function, and how far from the peak steps are looked at."""
 MIN_PEAK_SHARE = 0.9
 """Bytes above this part of the first peak count when two orders with the same peak are compared."""
 
@@ -66,11 +64,17 @@ class LoopOrder(Pass):
 
     name = "loop-order"
 
+    moves: int = 48
+    """Moves that are tried in a function."""
+
+    window: int = 48
+    """How many steps from the peak are looked at."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         hints = symbol_hints(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp) and not f.is_declaration]:
             graph = Graph(func, hints)
-            order, before, after = lower_peak(graph)
+            order, before, after = lower_peak(graph, self.moves, self.window)
             if before - after < max(before // MIN_GAIN_PARTS, 1):
                 continue
             moved = [k for k, (a, b) in enumerate(zip(order, sorted(order), strict=True)) if a != b]
@@ -233,8 +237,9 @@ class Move:
 class Profile:
     """An order of the steps and the bytes alive at each place in it."""
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, window: int):
         self.graph = graph
+        self.window = window
         self.order = list(range(len(graph.steps)))
         self.place = list(self.order)
         self.alive: list[int] = []
@@ -296,7 +301,7 @@ class Profile:
 
     def _earlier(self, peak: int) -> Iterator[Move]:
         steps, place = self.graph.steps, self.place
-        for at in range(peak + 1, min(peak + PEAK_WINDOW_STEPS, len(self.order))):
+        for at in range(peak + 1, min(peak + self.window, len(self.order))):
             k = self.order[at]
             step = steps[k]
             if step.fixed:
@@ -311,9 +316,9 @@ class Profile:
         """Steps that go to just before what needs them: each alone, and those together that use the same memory, which is then alive for
         longer once for all of them."""
         steps, place, order = self.graph.steps, self.place, self.order
-        until = min(next((at for at in range(peak, len(order)) if steps[order[at]].fixed), len(order)), peak + PEAK_WINDOW_STEPS)
+        until = min(next((at for at in range(peak, len(order)) if steps[order[at]].fixed), len(order)), peak + self.window)
         together: dict[Tensor, list[tuple[int, int, int | None]]] = {}
-        for at in range(peak - 1, max(peak - PEAK_WINDOW_STEPS, -1), -1):
+        for at in range(peak - 1, max(peak - self.window, -1), -1):
             k = order[at]
             step = steps[k]
             if step.fixed:
@@ -335,11 +340,11 @@ class Profile:
                 yield Move(gain, tuple((k, following) for _, k, following in users))
 
 
-def lower_peak(graph: Graph) -> tuple[list[int], int, int]:
-    """An order of the steps with a lower peak, the peak before and with it."""
+def lower_peak(graph: Graph, tries: int, window: int) -> tuple[list[int], int, int]:
+    """An order of the steps with a lower peak, the peak before and with it; so many moves are tried, within a window around the peak."""
     if not graph.steps:
         return [], 0, 0
-    now = Profile(graph)
+    now = Profile(graph, window)
     first = max(now.alive)
     floor = int(first * MIN_PEAK_SHARE)
 
@@ -347,7 +352,6 @@ def lower_peak(graph: Graph) -> tuple[list[int], int, int]:
         return max(now.alive), sum(a - floor for a in now.alive if a > floor)
 
     best = weight()
-    tries = MAX_MOVES
     refused: set[tuple[tuple[int, ...], int]] = set()
     while tries > 0:
         peak = max(range(len(now.alive)), key=lambda at: now.alive[at])

@@ -46,6 +46,9 @@ class NdRowBlocks(Pass):
     rows: int = 0
     """Rows of a block, whatever that costs. 0: by price."""
 
+    bytes: int = 0
+    """Bytes of the product that are in memory at once, at most, whatever that costs. 0: by price."""
+
     blocks: int = 16
     """Blocks at most: each is code of its own in the program of a graph."""
 
@@ -64,8 +67,14 @@ class NdRowBlocks(Pass):
         hints, machine = symbol_hints(op), machine_of(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp) and f.sym_visibility is None]:
             for product in [o for o in func.body.block.ops if isinstance(o, nd.MatmulOp)]:
-                if product.parent is not None and (self.rows or _is_large(product, hints, machine)):
+                if product.parent is not None and self._is_wanted(product, hints, machine):
                     self._product(op, func, product, hints, machine)
+
+    def _is_wanted(self, op: nd.MatmulOp, hints: Mapping[str, int], machine: Machine) -> bool:
+        """Whether blocks of a product are looked for."""
+        if self.bytes and tensor_type(op.result).rank == 2 and _bytes(op.result, hints) > self.bytes:
+            return True
+        return bool(self.rows) or _is_large(op, hints, machine)
 
     def _product(self, module: ModuleOp, func: FuncOp, op: nd.MatmulOp, hints: Mapping[str, int], machine: Machine) -> None:
         try:
@@ -86,20 +95,28 @@ class NdRowBlocks(Pass):
         if isinstance(machine, Gpu) and not self.rows and _is_read_once(region):
             raise NotByBlocks("its rows are reduced as they are computed")
         rows = size(region.rows, hints)
-        least = self.rows or self._least(region, hints, machine)
-        number = rows // least if not self.rows else ceil(rows / least)
+        given = self.rows or self._given(region, hints)
+        least = given or self._least(region, hints, machine)
+        number = rows // least if not given else ceil(rows / least)
         number = min(self.blocks, number)
         if number < 2:
             raise NotByBlocks(f"a block would have to have {least} of {rows} rows")
         saved, added = _bytes(region.seed.result, hints) * (number - 1) // number, self._added(region, hints, machine)
-        if not self.rows and saved <= added:
+        if not given and saved <= added:
             raise NotByBlocks(f"blocks would save {saved / 1e6:.3g} MB, and sums over them take {added / 1e6:.3g}")
         if region.rows.value is None:
             count = floordiv(region.rows, as_expr(number))
             return [*[count] * (number - 1), region.rows - count * (number - 1)]
-        count = self.rows or ceil(rows / number / self.step) * self.step
+        count = given or ceil(rows / number / self.step) * self.step
         full = (rows - 1) // count
         return [*[as_expr(count)] * full, as_expr(rows - count * full)]
+
+    def _given(self, region: RowRegion, hints: Mapping[str, int]) -> int:
+        """Rows of a block where `bytes` says how much of the product is in memory, and the product has more; else 0."""
+        rows, whole = size(region.rows, hints), _bytes(region.seed.result, hints)
+        if not self.bytes or whole <= self.bytes:
+            return 0
+        return max(1, rows * self.bytes // whole, ceil(rows / self.blocks))
 
     def _added(self, region: RowRegion, hints: Mapping[str, int], machine: Machine) -> int:
         """Bytes that sums over blocks take besides the result: those of 16-bit numbers, in f32, and on a GPU those of one block."""

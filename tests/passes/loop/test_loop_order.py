@@ -119,11 +119,11 @@ def test_nothing_goes_past_an_effect():
 def test_the_profile_is_the_sum_of_what_lives():
     module = Parser(CTX, backward()).parse_module()
     graph = Graph(next(f for f in module.ops if isinstance(f, FuncOp)), {})
-    profile = Profile(graph)
+    profile = Profile(graph, 48)
     big, small = 64 * 64 * 4, 64 * 4
     # %a and %b from the start; %p beside them; %a dies in %q; %p and %b die in %z
     assert profile.alive == [3 * big, 3 * big + small, 2 * big + 2 * small]
-    order, before, after = lower_peak(graph)
+    order, before, after = lower_peak(graph, 48, 48)
     assert (order, before, after) == ([1, 0, 2], 3 * big + small, 2 * big + 2 * small)
 
 
@@ -144,5 +144,5 @@ def test_time_is_linear_in_the_number_of_steps(monkeypatch: pytest.MonkeyPatch):
             super().measure()
 
     monkeypatch.setattr(loop_order, "Profile", Counting)
-    _, first, last = lower_peak(graph)
-    assert last < first and len(tried) <= 2 * loop_order.MAX_MOVES + 1
+    _, first, last = lower_peak(graph, 48, 48)
+    assert last < first and len(tried) <= 2 * 48 + 1
