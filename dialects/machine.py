@@ -1,8 +1,9 @@
 """The dialect `stepwell`: what is said of a whole module. `stepwell.machine`, an attribute of the module, names the machine that it is
-compiled for. `stepwell.order` says that each sum has one order, whatever else is computed beside it.
+compiled for. `stepwell.order` says that each sum has one order, whatever else is computed beside it. `stepwell.max_memory` is how many
+bytes a call may take.
 
     builtin.module attributes {stepwell.machine = #stepwell.machine<"sm_90", multiprocessors = 132>} { ... }
-    builtin.module attributes {stepwell.order = "fixed"} { ... }
+    builtin.module attributes {stepwell.order = "fixed", stepwell.max_memory = 2147483648 : i64} { ... }
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr
 from xdsl.ir import Data, Dialect, Operation
 from xdsl.irdl import irdl_attr_definition
 from xdsl.parser import AttrParser
@@ -24,6 +25,8 @@ MACHINE = "stepwell.machine"
 """The attribute of a module that names its machine."""
 ORDER = "stepwell.order"
 """The attribute of a module whose reductions have an order that depends on what they add alone: "fixed"."""
+MAX_MEMORY = "stepwell.max_memory"
+"""The attribute of a module that says how many bytes a call may take beyond what its caller holds."""
 USUAL_GPU = "sm_90"
 """The GPU that is meant where none is named."""
 NUMBERS: Mapping[str, Mapping[str, int]] = {"cpu": {"threads": 1, "library": 0}, "gpu": {"multiprocessors": 1, "device": 0, "library": 0}}
@@ -35,6 +38,10 @@ _NAMES = {"cpu": re.compile("cpu"), "nvidia": re.compile(r"sm_\d{2,3}[af]?"), "a
 
 class OrderError(UserError):
     """A sum whose order is not known, or depends on more than its terms, in a module that promises otherwise."""
+
+
+class MemoryBoundError(UserError):
+    """A graph that takes more memory than it may, however it is planned."""
 
 
 class TargetError(StepwellError):
@@ -74,6 +81,13 @@ def has_fixed_order(op: Operation) -> bool:
     """Whether the order of a sum may depend on nothing but its terms: not on how many others there are, nor on threads."""
     module = module_of(op)
     return module is not None and module.attributes.get(ORDER) == StringAttr("fixed")
+
+
+def max_memory(op: Operation) -> int | None:
+    """The bytes that a call of `op`'s module may take beyond what its caller holds; None: any."""
+    module = module_of(op)
+    given = module.attributes.get(MAX_MEMORY) if module is not None else None
+    return given.value.data if isinstance(given, IntegerAttr) else None
 
 
 def has_library(op: Operation) -> bool:

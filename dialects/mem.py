@@ -147,6 +147,8 @@ class BufferType(ParametrizedAttribute, TypeAttribute):
 _BUFFERS: dict[tuple[object, ...], BufferType] = {}
 
 
+MEMORY_NEEDS = "mem.memory_needs"
+"""Attribute of a function: what a call takes at its peak, as bytes of size symbols, which the host program compares with the bound."""
 ARENA_BYTES = "mem.arena_bytes"
 """The attribute of a function: bytes of the block that its buffers of kind "arena" are pieces of."""
 

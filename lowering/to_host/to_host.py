@@ -7,7 +7,7 @@ released after its last use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
@@ -18,7 +18,8 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from ...dialects import cpu, host, mem
 from ...dialects.expr import Expr, Sym, as_expr, evaluate, free_syms, maximum, sym
 from ...dialects.expr.syntax import ExprAttr
-from ...dialects.nd.base import prop
+from ...dialects.machine import max_memory
+from ...dialects.nd.base import ExprsAttr, prop
 from ...dialects.nd.call_args import Arg, Call
 from ...dialects.nd.types import RangeAttr, element_bytes
 from ...dialects.support.names import keep_name
@@ -93,6 +94,15 @@ class _Memory:
         return self.start + self.type.offset_expr * element_bytes(self.type.element_type)
 
 
+def _memory_checks(function: func.FuncOp, known: Collection[Expr]) -> Iterator[host.AssertOp]:
+    """What refuses sizes with which a call takes more memory than the module allows."""
+    bound, needs = max_memory(function), function.attributes.get(mem.MEMORY_NEEDS)
+    if bound is not None and isinstance(needs, ExprsAttr):
+        for size in needs.data:
+            if free_syms(size) <= set(known):
+                yield host.AssertOp.make(size, "le", bound, f"max_memory allows {bound} bytes, and a call with these sizes takes {size}")
+
+
 class _Lowering:
     """One function."""
 
@@ -120,14 +130,14 @@ class _Lowering:
         self.program.location = self.function.location
         self.out = self.program.body.block
         self._arguments(given)
+        self.out.add_ops(_memory_checks(self.function, self.bound))
         for op in self.block.ops:
             rule = _RULES.get(type(op))
             if rule is None:
                 self.fail(op, f"{op.name} has no place in a host program; an earlier pass should have lowered it")
             rule(self, op)
         if self.arena_ends:
-            total = maximum(*self.arena_ends) if len(self.arena_ends) > 1 else self.arena_ends[0]
-            self.program.properties["arena"] = ExprAttr.get(total)
+            self.program.properties["arena"] = ExprAttr.get(maximum(*self.arena_ends))
         _release_dead_values(self.program)
         return self.program
 

@@ -33,7 +33,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "mem": (
             "loop-to-mem", "mem-term-blocks", "mem-pack-operands", "mem-split-scalars", "mem-stage-rows", "mem-plan", "loop-schedule",
-            "mem-join-nests", "contract-select", "mem-check-order",
+            "mem-join-nests", "contract-select", "mem-check-memory", "mem-check-order",
         ),
         "cpu": ("mem-to-cpu",),
         "host": ("to-host",),
@@ -52,7 +52,8 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
         "mem": (
             "loop-to-mem", "gpu-parallel-scatter", "gpu-recompute", "gpu-split-rows", "gpu-online-softmax", "gpu-cooperative-rows",
             "gpu-fission", "gpu-split-reduction", "gpu-list-blocks", "gpu-split-scan", "gpu-neighbours", "gpu-interleave",
-            "gpu-window-strips", "mem-plan", "mem-view-offsets", "gpu-schedule", "mem-check-order",
+            "gpu-window-strips", "mem-plan", "mem-view-offsets", "gpu-schedule", "mem-check-memory",
+            "mem-check-order",
         ),
         "tt": ("mem-to-tt", "tt-join-launches", "tt-overlap-launches"),
         "host": ("to-host",),

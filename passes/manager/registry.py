@@ -82,6 +82,7 @@ OURS: dict[str, str] = {
     "loop-order": "passes.loop.loop_order:LoopOrder",
     "loop-outline": "passes.loop.repeats.loop_outline:LoopOutline",
     "loop-schedule": "passes.loop.loop_schedule:LoopSchedule",
+    "mem-check-memory": "passes.mem.mem_check_memory:MemCheckMemory",
     "mem-check-order": "passes.mem.mem_check_order:MemCheckOrder",
     "mem-join-nests": "passes.mem.mem_join_nests:MemJoinNests",
     "mem-pack-operands": "passes.mem.mem_pack_operands:MemPackOperands",

@@ -13,12 +13,12 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch.fx import GraphModule
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, i64
 from xdsl.passes import ModulePass
 
 from ...dialects import load_dialects
 from ...dialects.expr import free_syms
-from ...dialects.machine import MACHINE
+from ...dialects.machine import MACHINE, MAX_MEMORY
 from ...lowering.fx.rewrites import names as names_of_rewrites
 from ...lowering.fx.rewrites import rewrites_at
 from ...lowering.fx_to_nd import Border, Imported, import_graph
@@ -39,6 +39,7 @@ from ..extensions.fusion_directives import apply_fusion_directives, marked, plan
 from ..extensions.loop_directives import apply_loop_directives, loop_marks
 from ..options.options import OptionError, Options
 from .fx_setting import setting_of
+from .memory_bound import within_bound
 
 log = logging.getLogger("stepwell")
 _serial = itertools.count()
@@ -173,6 +174,8 @@ def fitted_pipeline(module: ModuleOp, device: str, options: Options) -> Pipeline
         raise OptionError("option 'pipeline' leads to no program: it has no 'to-host' (opt-tool --dump-pass-pipeline shows the whole)")
     if (machine := target.machine(device)) is not None:
         module.attributes[MACHINE] = machine
+    if (bound := options.memory_bound) is not None:
+        module.attributes[MAX_MEMORY] = IntegerAttr(bound, i64)
     target.fit(pipeline, module, device, measure(options))
     return pipeline
 
@@ -235,6 +238,8 @@ def lower_module(
     module: ModuleOp, device: str, options: Options, debug: DebugFolder | None, pipeline: Pipeline, watch: Watch | None = None
 ) -> None:
     """Take an imported graph of `device` through a pipeline, see `build`; nothing is emitted."""
+    if (bound := options.memory_bound) is not None:
+        pipeline = within_bound(module, pipeline, bound, context())
     if debug:
         debug.level("import", module, pipeline)
     clock, target = [perf_counter()], target_of(device)

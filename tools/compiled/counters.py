@@ -22,6 +22,7 @@
 | compile_modes | graphs compiled, or taken from the disk, by how that was carried out (option `compile_mode`) |
 | recovered | failures inside of stepwell that ended no program, by what is left out: pass, operator, graph, cache, host; again: nothing |
 | compile_seconds | seconds by phase: cache, import, nd, loop, mem, cpu, host, emit, object, load |
+| memory_moves | graphs planned for less memory (option `max_memory`), by what was done |
 | passes | by pass: runs, seconds (passes that it runs itself included), and its statistics, as `opt-tool --mlir-pass-statistics` |
 """
 
@@ -47,12 +48,15 @@ class Counters(dict[str, Any]):
                 graphs=0, bodies=0, ops=0, kernels=0, launches=0, extern=0, fallback=0, fallback_ops={}, bytes_read=0, bytes_written=0,
                 cache_hits=0, cache_misses=0, graph_cache_hits=0, graph_cache_misses=0, graph_cache_bypasses=0, seconds_saved=0.0,
                 aot_cache_hits=0, aot_cache_misses=0, aot_cache_bypasses=0, compile_seconds={}, compile_modes={}, recovered={},
-                launch_graphs=0, launch_graph_skips={}, passes={},
+                launch_graphs=0, launch_graph_skips={}, memory_moves={}, passes={},
             )  # fmt: skip
 
 
 counters = Counters()
-_TABLES = {"compile_seconds.": 1, "fallback_ops.": 1, "compile_modes.": 1, "recovered.": 1, "launch_graph_skips.": 1, "passes.": 2}
+_TABLES = {
+    "compile_seconds.": 1, "fallback_ops.": 1, "compile_modes.": 1, "recovered.": 1, "launch_graph_skips.": 1, "memory_moves.": 1,
+    "passes.": 2,
+}  # fmt: skip
 """Counters that are tables, and how many names lead into them."""
 _SPENT = ("compile_seconds.", "passes.")
 """What a compilation took, whatever became of it."""

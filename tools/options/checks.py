@@ -93,6 +93,14 @@ def check_size(key: str, value: str) -> None:
     _told(key, lambda: parse_size(value), ValueError)
 
 
+def check_bound(key: str, value: int | str) -> None:
+    """A number of bytes above zero, as such or as text."""
+    if isinstance(value, str):
+        check_size(key, value)
+    elif isinstance(value, bool) or value <= 0:
+        raise OptionError(f"option {key!r} takes a number of bytes above 0, or text such as '2G', got {value!r}")
+
+
 def check_calls(key: str, value: int) -> None:
     """A number of calls."""
     if value < 0:

@@ -33,6 +33,10 @@ class Options:
     """Each sum has an order that depends on its terms alone: the bits of a row do not depend on how many rows a call has, nor on the
     others, nor on threads (docs/howto/batch-invariance.md). It rounds as `numerics="eager"` does. Only on the CPU."""
 
+    max_memory: int | str | None = option(None, check=checks.check_bound)
+    """The most memory that a call of a graph may take beyond what its caller holds: bytes, "500M" or "2G". The plan keeps to it, slower
+    where it must be, or MemoryBoundError names the value in the way before anything runs (docs/howto/limit-memory.md)."""
+
     fallback_random: bool = option(False)
     """Random numbers from torch's own generator, the same as eager draws."""
 
@@ -126,6 +130,13 @@ class Options:
 
     timing: bool = option(False, effect=Effect.SHOWN)
     """Print the time of every pass to stderr."""
+
+    @property
+    def memory_bound(self) -> int | None:
+        """The option `max_memory` in bytes, None for any."""
+        from ...targets.cpu.cache_limit import parse_size
+
+        return parse_size(self.max_memory) if isinstance(self.max_memory, str) else self.max_memory
 
     @property
     def rounding(self) -> str:

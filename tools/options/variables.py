@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from .field import Variable
+from .field import OptionError, Variable
 from .options import DECLARED, option_types
 
 log = logging.getLogger("stepwell")
@@ -57,9 +57,23 @@ def from_environment() -> dict[str, Any]:
             continue
         truth = bool in option_types()[name]
         words = tuple(_WORDS) if truth else tuple(one.words()) if one.words else one.choices
-        if _accepted(variable, words):
+        if _accepted(variable, words) and _checked(name, text):
             found[name] = _WORDS[text.lower()] if truth else text.lower() if one.choices else text
     return found
+
+
+def _checked(name: str, text: str) -> bool:
+    """Whether an option takes a text, as far as its check says; another one is said and taken away."""
+    check = DECLARED[name].check
+    if check is None or bool in option_types()[name]:
+        return True
+    try:
+        check(name, text)
+    except OptionError as error:
+        log.error("the variable STEPWELL_%s: %s; the default is used", name.upper(), error)
+        del os.environ[f"STEPWELL_{name.upper()}"]
+        return False
+    return True
 
 
 def _accepted(variable: str, known: Sequence[str] | None) -> bool:
