@@ -5,7 +5,7 @@
     C: p[j, d] = sum_i w[i, j] * u[i, d]                                      yield f(%s) * v[j, d]  }      and C in the same way
 
 Each reader computes what it needs of the products, and no weight is stored: all readers do so, or none. A reader may add up the weights
-themselves, over batches (the gradient of a bias). Readers of the same weights, whose
+themselves, over batches (the gradient of a bias), or at places of a row (placed_weights.py). Readers of the same weights, whose
 columns a program has room for, are one nest with several sums. What lies between (f) goes along as
 it is, with its roundings. The backward pass of attention is three such readers, of the gradients of queries, keys and values.
 """
@@ -13,7 +13,7 @@ it is, with its roundings. The backward pass of attention is three such readers,
 from __future__ import annotations
 
 from xdsl.dialects import arith
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from ....dialects import loop
 from ....dialects.expr import Dim, free_dims
@@ -23,29 +23,38 @@ from ...cost.contraction_price import MAX_JOINED_COLUMNS, MAX_WEIGHED_ELEMENTS
 from ...loop.transform.nest_transform import Refused
 from ..tiles.summed_products import summed_product
 from ..tiles.weighed_products import as_weighed
+from .placed_weights import Placing, is_placing, place_weights, placing
+from .separate_sums import separable_sums, separate_sums
 from .softmax_weights import final_store
 from .term_writer import TermWriter, needed, product_of
 
 
 def stored_weights(nest: loop.NestOp) -> list[loop.NestOp]:
-    """The nests that read what a nest computes from products, if one of them sums up products of it by something else; none otherwise."""
+    """The nests that read what a nest computes from products, in their order, if one of them sums up products of it by something else; none
+    otherwise."""
     loads = [use.operation for result in nest.results for use in result.uses if isinstance(use.operation, loop.LoadOp)]
     if not any(product_of(op) is nest and _weighs(op) for op in loads):
         return []
-    return list(dict.fromkeys(reader for op in loads if (reader := _nest_around(op)) is not None))
+    readers = {reader for op in loads if (reader := _nest_around(op)) is not None}
+    return [op for op in nest.parent.ops if isinstance(op, loop.NestOp) and op in readers] if nest.parent is not None else []
 
 
 def carry_weights(storing: loop.NestOp, readers: list[loop.NestOp], symbols: RangeEnv, columns: int) -> int:
     """Have the readers compute the weights, and say how many nests they are then; Refused says why not."""
     for use in [use for result in storing.results for use in result.uses]:
         op = use.operation
-        if not isinstance(op, loop.LoadOp) or product_of(op) is not storing or not (_weighs(op) or _adds(op)):
+        if not isinstance(op, loop.LoadOp) or product_of(op) is not storing or not (_weighs(op) or _adds(op) or is_placing(op)):
             raise Refused("the weights are needed by others than sums of products, too")
-    if any(len(_places(reader, storing)[1]) != 1 for reader in readers):
-        raise Refused("a sum needs weights of several places")
+    adding = [reader for reader in readers if not any(isinstance(op, loop.ReduceOp) for op in reader.block.ops)]
+    placings = _placings([placing(reader, storing) for reader in adding])
+    separate: dict[loop.NestOp, list[loop.NestOp]] = {}
     made: list[tuple[list[loop.NestOp], loop.NestOp]] = []
     try:
-        for group in _groups(readers, storing):
+        sums = _single_sums([reader for reader in readers if reader not in adding], storing, separate)
+        if any(len(_places(reader, storing)[1]) != 1 for reader in sums):
+            raise Refused("a sum needs weights of several places")
+        made += [([one.nest for one in group], place_weights(group, storing, symbols)) for group in placings]
+        for group in _groups(sums, storing):
             made.append((group, _with_weights(group, storing, symbols)))
             info, product = as_weighed(made[-1][1], symbols)
             if product is None and summed_product(info) is not None:
@@ -56,15 +65,29 @@ def carry_weights(storing: loop.NestOp, readers: list[loop.NestOp], symbols: Ran
             if size is not None and size > columns:
                 raise Refused(f"{size} columns, the most are {columns}")
     except Refused:
-        for _, nest in made:
-            nest.detach()
-            nest.erase()
+        for nest in (*(nest for _, nest in made), *(nest for nests in separate.values() for nest in reversed(nests))):
+            loop.drop_nest(nest)
         raise
+    for reader, nests in separate.items():
+        loop.take_uses(reader.results, nests[-1].results)
     for group, new in made:
         loop.take_uses([r for nest in group for r in nest.results], new.results)
-    for op in (*readers, storing):
+    for op in (*dict.fromkeys((*readers, *(nest for group, _ in made for nest in group))), storing):
         loop.drop_nest(op)
     return len(made)
+
+
+def _single_sums(readers: list[loop.NestOp], storing: loop.NestOp, separate: dict[loop.NestOp, list[loop.NestOp]]) -> list[loop.NestOp]:
+    """The nests of one sum each that do what readers do, as far as they read weights; `separate` gets those that several make of one."""
+    found: list[loop.NestOp] = []
+    for reader in readers:
+        loads = [op for op in reader.walk() if isinstance(op, loop.LoadOp) and op.source.owner is storing]
+        sums = [op for op in reader.block.ops if isinstance(op, loop.ReduceOp)]
+        if len(sums) > 1:
+            separate[reader] = separate_sums(reader, next(op for op in sums if op is loads[0].parent_op()))
+        nests = separate.get(reader, [reader])
+        found += [nest for nest in nests if any(isinstance(op, loop.LoadOp) and op.source.owner is storing for op in nest.walk())]
+    return found
 
 
 def _groups(readers: list[loop.NestOp], storing: loop.NestOp) -> list[list[loop.NestOp]]:
@@ -80,6 +103,19 @@ def _groups(readers: list[loop.NestOp], storing: loop.NestOp) -> list[list[loop.
         else:
             found.append([reader])
     return found
+
+
+def _placings(found: list[Placing]) -> list[list[Placing]]:
+    """What adds up weights of the same loops, as far as it can stand together."""
+    groups: list[list[Placing]] = []
+    for one in found:
+        for group in groups:
+            if group[0].key == one.key and _may_stand_at(one.nest, group[0].nest):
+                group.append(one)
+                break
+        else:
+            groups.append([one])
+    return groups
 
 
 def _places(reader: loop.NestOp, storing: loop.NestOp) -> tuple[tuple[int, ...], frozenset[object]]:
@@ -100,7 +136,7 @@ def _places(reader: loop.NestOp, storing: loop.NestOp) -> tuple[tuple[int, ...],
 def _may_stand_at(reader: loop.NestOp, first: loop.NestOp) -> bool:
     """Whether all that a nest needs but the tensors that it makes is there at an earlier one; these are brought there."""
     needs = {v for op in reader.walk() for v in op.operands if isinstance(v.owner, Operation) and v.owner.parent is reader.parent}
-    outs = [v.owner for v in reader.outs if isinstance(v.owner, loop.EmptyOp)]
+    outs = [op for v in reader.outs for op in _made_by_itself(v)]
     if any(not v.owner.is_before_in_block(first) for v in needs if isinstance(v.owner, Operation) and v.owner not in outs):
         return False
     for op in outs:
@@ -108,6 +144,17 @@ def _may_stand_at(reader: loop.NestOp, first: loop.NestOp) -> bool:
             op.detach()
             first.parent.insert_op_before(op, first)
     return True
+
+
+def _made_by_itself(out: SSAValue) -> list[Operation]:
+    """What makes a tensor without contents, or filled by a nest that needs nothing else; none for another one."""
+    if isinstance(out.owner, loop.EmptyOp):
+        return [out.owner]
+    fill = out.owner
+    if not isinstance(fill, loop.NestOp) or len(fill.outs) != 1 or not isinstance(empty := fill.outs[0].owner, loop.EmptyOp):
+        return []
+    needs = (v for op in fill.walk() for v in op.operands)
+    return [empty, fill] if all(isinstance(v.owner, Block) or v.owner.parent is not fill.parent or v.owner is empty for v in needs) else []
 
 
 def _reduce_of(nest: loop.NestOp) -> loop.ReduceOp:
@@ -128,7 +175,7 @@ def _weighs(load: loop.LoadOp) -> bool:
     nest = None if reduce is None else reduce.parent_op()
     if not isinstance(reduce, loop.ReduceOp) or not isinstance(nest, loop.NestOp) or not nest.results or reduce.block.last_op is None:
         return False
-    alone = [op for op in nest.block.ops if isinstance(op, loop.LoopLike)] == [reduce] and set(reduce.kind_names) == {"sum"}
+    alone = reduce in separable_sums(nest)
     terms = [v.owner for v in reduce.block.last_op.operands]
     products = [op for op in terms if isinstance(op, arith.MulfOp) and op.properties.get("fastmath") == loop.CONTRACTED]
     if not alone or len(reduce.indices) != 1 or len(products) < len(terms):
@@ -172,7 +219,7 @@ def _with_weights(readers: list[loop.NestOp], storing: loop.NestOp, symbols: Ran
                 writer.place(op, writer.row)
         for op in old.block.ops:
             if isinstance(op, loop.LoadOp) and op.source.owner is storing:
-                writer.values[op.result] = _weight(op, writer)
+                writer.values[op.result] = writer.weight(op)
             elif not isinstance(op, loop.YieldOp):
                 writer.place(op, writer.body)
     terms = [v for old in olds if old.block.last_op is not None for v in old.block.last_op.operands]
@@ -188,19 +235,6 @@ def _with_weights(readers: list[loop.NestOp], storing: loop.NestOp, symbols: Ran
     for op in reversed(list(made.block.ops)):
         _drop_unused(op)
     return nest
-
-
-def _weight(op: loop.LoadOp, writer: TermWriter) -> SSAValue:
-    """What a load reads, computed: in front of the reduction what is the same for all terms."""
-    nest, store = op.source.owner, final_store(op.source)
-    assert isinstance(nest, loop.NestOp) and store is not None
-    if any(v not in writer.values for v in store.index_operands):
-        writer.locate(op)
-    for one in needed(store.value, (nest.block,)):
-        if one.results and one.results[0] in writer.values:
-            continue  # another weight of the same place needs it, too
-        writer.place(one, writer.body if writer.varies(one) else writer.row)
-    return writer.stored(store)
 
 
 def _drop_unused(op: Operation) -> None:

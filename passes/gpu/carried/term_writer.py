@@ -37,9 +37,10 @@ def product_of(op: loop.LoadOp) -> loop.NestOp | None:
 
 
 class TermWriter:
-    """Writes the terms of a reduction of a nest: into its body, and in front of it what is the same for all of them."""
+    """Writes the terms of a reduction of a nest, or the body of another loop of it: into its body, and in front of it what is the same for
+    all of them."""
 
-    def __init__(self, nest: loop.NestOp, reduce: loop.ReduceOp, symbols: RangeEnv):
+    def __init__(self, nest: loop.NestOp, reduce: loop.ReduceOp | loop.ForOp, symbols: RangeEnv):
         self.reduce, self.symbols = reduce, symbols
         self.row = Cursor(nest.block, reduce)
         self.body = Cursor(reduce.block)
@@ -86,6 +87,18 @@ class TermWriter:
         for one in needed(store.value, (nest.block,)):
             self.place(one, self.body)
         at.erase()
+        return self.stored(store)
+
+    def weight(self, op: loop.LoadOp) -> SSAValue:
+        """The element that a load reads, computed: in front of the loop what is the same for all of its iterations."""
+        nest, store = op.source.owner, final_store(op.source)
+        assert isinstance(nest, loop.NestOp) and store is not None
+        if any(v not in self.values for v in store.index_operands):
+            self.locate(op)
+        for one in needed(store.value, (nest.block,)):
+            if one.results and one.results[0] in self.values:
+                continue  # another weight of the same place needs it, too
+            self.place(one, self.body if self.varies(one) else self.row)
         return self.stored(store)
 
     def stored(self, store: loop.StoreOp) -> SSAValue:

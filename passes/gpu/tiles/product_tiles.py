@@ -175,7 +175,8 @@ def _held(info: NestAccess, first: Side, second: Side) -> int:
     stores = [op for op in ops if isinstance(op, loop.StoreOp)]
     partly = any(f.adds_blocks for n in info.root.walk() for f in factors(info, n))  # the unit's are beside f32's
     draws = any(isinstance(op, loop.RandomOp) and is_of_element(op.result) for op in ops)
-    return partly + held_numbers(sums, ops, stores, is_of_element, draws)
+    places = any(op.store_mode != "set" for op in stores)  # addresses of atomic operations, which no shared memory puts in order
+    return partly + places + held_numbers(sums, ops, stores, is_of_element, draws)
 
 
 def _cuts(info: NestAccess, sides: tuple[Side, Side], sizes: Sizes) -> tuple[tuple[int, int], tuple[int, int]]:

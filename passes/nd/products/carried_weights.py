@@ -2,7 +2,8 @@
 
     %s = nd.matmul %q, %k ; %w = f(%s) ; %o = nd.matmul %w, %v ; %p = nd.matmul (nd.permute %w), %u
 
-Others may add weights up over batches (the gradient of a bias): these, too, compute them where they add.
+Others may add weights up, over batches (the gradient of a bias) or at places of a row (the gradient of what was gathered for each row by
+position): these, too, compute them where they add.
 
 A group is all products that weights are computed from, and all that they weigh rows of: the backward pass of attention, a linear attention,
 two layers with an activation between them. `gpu-carry-softmax` makes the nests, of products that are generated: a group is as a whole.
@@ -63,19 +64,20 @@ class WeighedRows:
 
 @dataclass(frozen=True)
 class SummedWeights:
-    """A sum of weights over dimensions in front of their rows and columns, and what these are computed from."""
+    """A sum of weights over dimensions in front of their rows and columns, or at places of each row, and what these are computed from."""
 
-    op: nd.ReduceOp
+    op: nd.ReduceOp | nd.ScatterOp
     scores: tuple[nd.MatmulOp, ...]
     beside: tuple[SSAValue, ...]
 
     def work(self, hints: Mapping[str, int], kind: Attribute) -> Weighing:
         """What its kernel does with factors of a type: each program has the products of a block in all batches that are added up."""
-        *batch, rows, columns = [size(n, hints) for n in tensor_type(self.op.input).dims]
-        added = prod(batch[d] for d in self.op.dims.data)
+        op = self.op
+        *batch, rows, columns = [size(n, hints) for n in tensor_type(op.input if isinstance(op, nd.ReduceOp) else op.source).dims]
+        added = prod(batch[d] for d in op.dims.data) if isinstance(op, nd.ReduceOp) else 1
         depth = added * sum(size(tensor_type(score.lhs).dims[-1], hints) for score in self.scores)
         given = dict.fromkeys(source(v) for v in (*(v for score in self.scores for v in score.operands), *self.beside))
-        moved = sum(bytes_of(v, hints) for v in given) + bytes_of(self.op.result, hints)
+        moved = sum(bytes_of(v, hints) for v in given) + bytes_of(op.result, hints)
         blocks = prod(batch) // max(1, added) * ceil(columns / WEIGHED_ROWS)
         return Weighing(blocks, rows, min(columns, WEIGHED_ROWS), depth, 0, rate_name(kind), element_bytes(kind), float(moved))
 
@@ -87,8 +89,6 @@ class CarriedWeights:
     scores: tuple[nd.MatmulOp, ...]
     weighed: tuple[WeighedRows, ...]
     summed: tuple[SummedWeights, ...] = ()
-    placed: tuple[nd.ScatterOp, ...] = ()
-    """What adds weights of a row up at places of a row."""
 
     @property
     def products(self) -> tuple[nd.MatmulOp, ...]:
@@ -106,7 +106,9 @@ class CarriedWeights:
             else:
                 kernels.append([one])
         yield from (_work(kernel, hints) for kernel in kernels)
-        yield from (one.work(hints, tensor_type(self.weighed[0].op.result).element_type) for one in self.summed)
+        kind = tensor_type(self.scores[0].result).element_type
+        placed = [one for one in self.summed if isinstance(one.op, nd.ScatterOp)]
+        yield from (one.work(hints, kind) for one in self.summed if one not in placed[1:])  # places of the same weights are one kernel's
 
 
 def _work(kernel: Sequence[WeighedRows], hints: Mapping[str, int]) -> Weighing:
@@ -149,11 +151,11 @@ def _transposed(x: SSAValue) -> nd.PermuteOp:
 
 
 def carried_weights(products: Collection[nd.MatmulOp], symbols: RangeEnv, by_blocks: bool = False) -> Iterator[CarriedWeights]:
-    """The groups of these products, which can be generated; `by_blocks`: those, too, whose weights, of several products, are only added up,
-    and with weights that are added up within their rows."""
+    """The groups of these products, which can be generated; `by_blocks`: those, too, whose weights, of several products, are only added
+    up."""
     done: set[Operation] = set()
     for op in products:
-        found = _group(op, products, symbols, placing=by_blocks) if op not in done else None
+        found = _group(op, products, symbols) if op not in done else None
         if found is not None and (found.weighed or (by_blocks and len(found.scores) > 1)):
             done.update(found.scores)
             yield found
@@ -203,15 +205,14 @@ class _Everything:
 
 
 def _group(
-    first: nd.MatmulOp, products: Collection[nd.MatmulOp], symbols: RangeEnv, others: list[Use] | None = None, placing: bool = False
+    first: nd.MatmulOp, products: Collection[nd.MatmulOp], symbols: RangeEnv, others: list[Use] | None = None
 ) -> CarriedWeights | None:
     """All that is computed of a product, element by element, with what else it is computed from, if products take all of it as weights.
     `others`: gets the results of the function among it, which may be then."""
     numel = product(tensor_type(first.result).dims)
     inside: dict[Operation, None] = {first: None}
     weighed: dict[Operation, None] = {}
-    added: dict[nd.ReduceOp, None] = {}
-    placed: dict[nd.ScatterOp, None] = {}
+    added: dict[nd.ReduceOp | nd.ScatterOp, None] = {}
     worklist: list[Operation] = [first]
     while worklist:
         op = worklist.pop()
@@ -222,8 +223,8 @@ def _group(
         users = [use.operation for use in uses]
         weighed.update((user, None) for user in users if isinstance(user, nd.MatmulOp))
         added.update((user, None) for user in users if isinstance(user, nd.ReduceOp) and _adds_batches(user))
-        placed.update((user, None) for user in users if placing and isinstance(user, nd.ScatterOp) and _adds_in_rows(user, op.results[0]))
-        follows = [user for user in users if not isinstance(user, nd.MatmulOp) and user not in added and user not in placed]
+        added.update((user, None) for user in users if isinstance(user, nd.ScatterOp) and _adds_in_rows(user, op.results[0]))
+        follows = [user for user in users if not isinstance(user, nd.MatmulOp) and user not in added]
         if not all(isinstance(user, (PointwiseOp, *VIEWS)) and product(tensor_type(user.results[0]).dims) is numel for user in follows):
             return None
         before = [] if isinstance(op, nd.MatmulOp) else [o for v in op.operands if (o := _computed(v, numel)) is not None]
@@ -232,14 +233,14 @@ def _group(
         worklist += new
     scores = tuple(op for op in inside if isinstance(op, nd.MatmulOp))
     rows = [_rows(op, inside) for op in weighed if isinstance(op, nd.MatmulOp)]
-    if not (rows or added or placed) or any(op not in products for op in (*scores, *weighed)) or any(op in weighed for op in scores):
+    if not (rows or added) or any(op not in products for op in (*scores, *weighed)) or any(op in weighed for op in scores):
         return None
     found = tuple(one for one in rows if one is not None)
     long = [tensor_type(op.lhs).dims[-1] for op in scores]
     long += [tensor_type(one.op.result).dims[one.lengths()[1]] for one in found]
     if len(found) < len(rows) or any((hi := range_of(n, symbols).hi) is None or hi > MAX_WEIGHED_ELEMENTS for n in long):
         return None
-    return CarriedWeights(scores, found, tuple(_summed(op, inside) for op in added), tuple(placed))
+    return CarriedWeights(scores, found, tuple(_summed(op, inside) for op in added))
 
 
 def _adds_batches(op: nd.ReduceOp) -> bool:
@@ -256,8 +257,8 @@ def _adds_in_rows(op: nd.ScatterOp, weights: SSAValue) -> bool:
     return op.mode.data == "add" and list(op.dim.data) == [t.rank - 1] and zeros and whole and op.index is not weights
 
 
-def _summed(op: nd.ReduceOp, inside: Collection[Operation]) -> SummedWeights:
-    turned, beside = _behind(op.input, inside, False)
+def _summed(op: nd.ReduceOp | nd.ScatterOp, inside: Collection[Operation]) -> SummedWeights:
+    turned, beside = _behind(op.input if isinstance(op, nd.ReduceOp) else op.source, inside, False)
     return SummedWeights(op, tuple(o for v in turned if isinstance(o := v.owner, nd.MatmulOp) and o in inside), beside)
 
 

@@ -127,7 +127,7 @@ class _Writer:
 
     def sums(self, group: CarriedWeights) -> str:
         """The calls of sums that are no softmax's, in place of all products of a group: "", or why there is none."""
-        sums = [*(one.op for one in group.summed), *group.placed]
+        sums = [one.op for one in group.summed]
         added = [self._added(op) if isinstance(op, nd.ReduceOp) else self._placed(op) for op in sums]
         if problem := next((why for why in added if isinstance(why, str)), ""):
             return problem
