@@ -67,6 +67,7 @@ _FAMILIES = (
     "rules.scans",
     "rules.special",
     "rules.views",
+    "rules.winograd",
 )
 _loaded = False
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from math import prod
 
 from ..analysis.accesses.windows import MAX_TAP_DIGITS
+from .machine.cpu import SERVER
 from .machine.prices import prices
+from .winograd import points_of_tiles
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class Convolution:
 class Prices:
     """Of float32, one thread. `product_gflops`: a generated product whose columns fill vectors of `lanes`; `product_bytes_ns`: each byte of
     image and result that it moves; `tap_ns`: one term of `lanes` sums of a depthwise nest. `call_ns`, `reorder_ns_per_byte`,
-    `library_gflops`, `depthwise_gflops`: the library's call, each byte around its kernel, its rates."""
+    `library_gflops`, `depthwise_gflops`: the library's call, each byte around its kernel, its rates. `winograd_tap_ns`: each term of a byte
+    that Winograd's transforms store; `weight_bytes_ns`: each byte of its weights, which few rows meet."""
 
     lanes: int
     product_gflops: float
@@ -65,6 +68,8 @@ class Prices:
     reorder_ns_per_byte: float
     library_gflops: float
     depthwise_gflops: float
+    winograd_tap_ns: float
+    weight_bytes_ns: float
 
 
 PRICES = prices("cpu_convolutions", Prices)
@@ -96,3 +101,24 @@ def computed_here(c: Convolution) -> bool:
 def has_few_taps(window: Sequence[int], dilation: int) -> bool:
     """Whether few loops run over a window, the last one but for steps between its elements (`dilation`) with the channels."""
     return len([n for n in window if n != 1]) - (window[-1] != 1 and dilation == 1) <= MAX_TAP_DIGITS
+
+
+def winograd_tile(c: Convolution, most: int) -> int:
+    """The tile, of at most `most` pixels along a dimension, by which Winograd's form of a convolution costs least, whose windows of 3 x 3
+    have no steps nor gaps; 0 where the product of its windows costs less, or no code of ours computes it."""
+    if not computed_here(c) or c.groups > 1 or not c.known_places or c.weight[2:] != (3, 3):
+        return 0
+    cost = {0: own_ns(c), **{tile: winograd_ns(c, tile) for tile in points_of_tiles() if tile <= most}}
+    return min(cost, key=lambda tile: cost[tile])
+
+
+def winograd_ns(c: Convolution, tile: int) -> float:
+    """Nanoseconds of Winograd's form: products of the tiles' elements, and what image and result are transformed to in memory."""
+    terms = tile + c.weight[-1] - 1
+    channels, out = c.image[1], c.result[1]
+    tiles = c.result[0] * prod(-(-n // tile) for n in c.result[2:])
+    product = Convolution((tiles * terms**2, channels), (out, channels), (tiles * terms**2, out), 1, False, True, True, c.element_bytes)
+    stored = product.moved_bytes
+    weights = terms**2 * channels * out * c.element_bytes
+    moved = stored * max((terms - 1) ** 2 * PRICES.winograd_tap_ns, 2 / SERVER.bandwidth(stored))  # written and read
+    return own_ns(product) - stored * PRICES.product_bytes_ns + moved + weights * PRICES.weight_bytes_ns

@@ -68,6 +68,11 @@ def own_products(options: Options) -> OwnProduct | None:
     return None if options.numerics == "eager" else lambda m, n, k: prefer_own_gemm(m, n, k, trans_b=True)
 
 
+def winograd_tile(options: Options) -> int:
+    """The largest tile of convolutions in Winograd's form; 0 where there are none, as where sums are rounded as eager's."""
+    return 0 if options.winograd == "off" or options.rounding == "eager" else int(options.winograd)
+
+
 class Frozen:
     """The boxed function of a graph some of whose inputs are constants."""
 
@@ -79,11 +84,12 @@ class Frozen:
         compiler: Callable[[GraphModule], Program],
         ordered: bool = True,
         own_product: OwnProduct | None = None,
+        winograd: int = 0,
     ):
         self._boxed_call = True
         self._gm = copy.deepcopy(gm)
         self._compile = compiler
-        self._orders = ordered, own_product
+        self._orders = ordered, own_product, winograd
         places = {n: k for k, n in enumerate(n for n in gm.graph.nodes if n.op == "placeholder")}
         shown = {*border.views.values(), *border.updates.values()} if border else set()
         self._at = [places[n] for n in foldable(gm, weights) if places[n] not in shown]

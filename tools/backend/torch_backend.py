@@ -364,12 +364,13 @@ class GraphCompilers:
 
     def _frozen(self, gm: GraphModule, edge: Border | None) -> Callable[..., Any]:
         """The graph with its weights as constants."""
-        from .frozen import Frozen, own_products, weights_of
+        from .frozen import Frozen, own_products, weights_of, winograd_tile
 
         assert self.weights is not None
         found = dict(weights_of(gm, self.weights))
         ordered = "nd-convolution-products" not in self.options.disable_passes  # else the library reads the weights
-        return Frozen(gm, found, edge, lambda folded: self._guarded(folded, (), "inference", edge), ordered, own_products(self.options))
+        orders = ordered, own_products(self.options), winograd_tile(self.options)
+        return Frozen(gm, found, edge, lambda folded: self._guarded(folded, (), "inference", edge), *orders)
 
     def _guarded(self, gm: GraphModule, example_inputs: Sequence[Any], kind: str, edge: Border | None) -> Callable[..., Any]:
         """Compile a graph as the option `compile_mode` says, one at a time, unseen by the modes of the caller."""

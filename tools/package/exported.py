@@ -24,7 +24,7 @@ from ...targets.package.programs import encode_leaf
 from ...targets.package.signature import EntryPoint, Leaf, SizeRange
 from ...targets.package.trees import Tree, registered_spec
 from ..backend.devices import attention_in_parts, device_of, on_device
-from ..backend.frozen import own_products
+from ..backend.frozen import own_products, winograd_tile
 from ..backend.fx_setting import setting_of
 from ..extensions.decompositions import checked
 from ..options.options import Options
@@ -74,7 +74,7 @@ def _freeze(graph: ExportedGraph, options: Options) -> None:
     """Make the weights of a graph constants, as far as it neither writes nor returns them."""
     nodes = [n for n in graph.gm.graph.nodes if n.op == "placeholder"]
     weights = {n: graph.tensors[what] for n, what in zip(nodes, graph.placeholders, strict=True) if isinstance(what, str)}
-    fold(graph.gm, foldable(graph.gm, weights), own_product=own_products(options))
+    fold(graph.gm, foldable(graph.gm, weights), own_product=own_products(options), winograd=winograd_tile(options))
     graph.gm.recompile()
 
 

@@ -22,6 +22,7 @@ from ...fx_to_nd.core.metadata import is_nonoverlapping_dense
 from ...fx_to_nd.core.signature import FOLDED
 from .freezing_affine import Affine, affine_of, applied
 from .weight_order import OwnProduct, order_weights
+from .winograd import use_winograd
 
 MAX_GROWTH_FACTOR = 2
 """A result that is larger than what it is made of by more than this factor is computed in each call: reading it would cost more."""
@@ -30,9 +31,15 @@ MAX_GROWN_BYTES = 1 << 16
 """Up to this size a result may grow by any factor."""
 
 
-def fold(gm: GraphModule, known: Mapping[Node, torch.Tensor], ordered: bool = True, own_product: OwnProduct | None = None) -> None:
+def fold(
+    gm: GraphModule,
+    known: Mapping[Node, torch.Tensor],
+    ordered: bool = True,
+    own_product: OwnProduct | None = None,
+    winograd: int = 0,
+) -> None:
     """Make the placeholders in `known` constants with these values; `ordered`: in the order in which code of ours reads them, and
-    `own_product`: which matrix products that is."""
+    `own_product`: which matrix products that is. `winograd`: the largest tile of 3 x 3 convolutions, see winograd.py."""
     with _undisturbed():
         _Folder(gm, known).run()
     gm.graph.eliminate_dead_code()
@@ -41,6 +48,8 @@ def fold(gm: GraphModule, known: Mapping[Node, torch.Tensor], ordered: bool = Tr
             node.meta[FOLDED] = True
     if ordered:
         with _undisturbed():
+            if winograd:
+                use_winograd(gm, winograd)
             order_weights(gm, own_product)
 
 

@@ -103,7 +103,7 @@ def _put_into_panels(gm: GraphModule, node: Node, value: torch.Tensor) -> None:
     panels = -(-columns // width)
     filled = torch.nn.functional.pad(value.permute(order), (0, panels * width - columns)).reshape(*terms, panels, width)
     last = len(terms)
-    _replace(gm, node, filled.permute(last, *range(last), last + 1).contiguous())
+    replace_constant(gm, node, filled.permute(last, *range(last), last + 1).contiguous())
     views = [
         (aten.permute.default, [*range(1, last + 1), 0, last + 1]),
         (aten.reshape.default, [*terms, panels * width]),
@@ -122,14 +122,14 @@ def _put_into_panels(gm: GraphModule, node: Node, value: torch.Tensor) -> None:
 
 def _lay_out(gm: GraphModule, node: Node, value: torch.Tensor) -> None:
     order = _row_major(value)
-    _replace(gm, node, value.permute(order).contiguous().permute(_inverse(order)))
+    replace_constant(gm, node, value.permute(order).contiguous().permute(_inverse(order)))
 
 
 def _inverse(order: Sequence[int]) -> list[int]:
     return [order.index(k) for k in range(len(order))]
 
 
-def _replace(gm: GraphModule, node: Node, value: torch.Tensor) -> None:
+def replace_constant(gm: GraphModule, node: Node, value: torch.Tensor) -> None:
     """Another constant in the place of a node's."""
     setattr(gm, str(node.target), value)
     mode = getattr(node.meta.get("val"), "fake_mode", None)
