@@ -261,12 +261,27 @@ class GraphCompilers:
         if chosen := found.get("training_layouts"):
             log.info("graph %d: %d convolutions and gradients of convolutions run channels-last", self.number, chosen)
         if self.options.partitioner is None:
-            return partition(gm, joint_inputs, **kwargs)
+            return self._own_partition(gm, joint_inputs, **kwargs)
         with of_user():
             parts = self.options.partitioner(gm, joint_inputs, **kwargs)
         if not isinstance(parts, (tuple, list)) or len(parts) != 2 or not all(isinstance(part, GraphModule) for part in parts):
             raise OptionError(f"option 'partitioner': it returned {parts!r}, not the forward and the backward graph")
         return parts[0], parts[1]
+
+    def _own_partition(self, gm: GraphModule, joint_inputs: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+        """torch's partition, with less saved where `max_memory` wants it."""
+        bound = self.options.memory_bound
+        if bound is not None:
+            from .activation_bound import partition_within
+
+            try:
+                parted = partial(partition, joint_inputs=joint_inputs, **kwargs)
+                with _disable_current_modes():
+                    return partition_within(gm, parted, kwargs["num_fwd_outputs"], border(gm, "forward"), self.options, bound)
+            except Exception as error:
+                self.recovery.check(error)
+                log.info("graph %d: its parts cannot be planned before they are compiled: %s", self.number, error)
+        return partition(gm, joint_inputs, **kwargs)
 
     def forward(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return self._compile(gm, example_inputs, "forward")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import re
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import stepwell
 from stepwell.dialects.machine import MemoryBoundError
-from stepwell.tools.backend import memory_bound
+from stepwell.tools.backend import activation_bound, memory_bound
 from stepwell.tools.interpret.target import InterpretedTarget
 from stepwell.tools.options.options import OptionError, make_options
 
@@ -111,6 +113,24 @@ def test_sizes_of_a_call_are_compared_before_it(plans):
         with pytest.raises(AssertionError, match="max_memory allows 65536 bytes, and a call with these sizes takes"):
             call(large)
         assert large.eq(0).all()
+
+
+@pytest.mark.long
+def test_forward_saves_less_where_a_step_takes_too_much(plans, monkeypatch):
+    """The activations of the hidden layers are computed again; both graphs are small enough, and the gradients are the same."""
+    monkeypatch.setattr(activation_bound, "plan_of", memory_bound.plan_of)
+    torch.manual_seed(0)
+    layers = (nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32), nn.LayerNorm(32))
+    net = nn.Sequential(*(copy.deepcopy(m) for _ in range(3) for m in layers))
+    x = torch.randn(256, 32)
+    net(x).sum().backward()
+    wanted = [p.grad for p in net.parameters()]
+    net.zero_grad()
+    bound = 600_000
+    compiled(net, bound)(x).sum().backward()
+    assert plans[1].peak > bound and stepwell.counters["memory_moves"]["activations"] == 1
+    for p, grad in zip(net.parameters(), wanted, strict=True):
+        torch.testing.assert_close(p.grad, grad, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("value", ["2 parsecs", 0, -5, True, "none5"])
