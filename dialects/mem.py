@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from xdsl.dialects.builtin import ArrayAttr, StringAttr, UnitAttr
+from xdsl.dialects.builtin import ArrayAttr, LocationAttr, StringAttr, UnitAttr
 from xdsl.ir import Attribute, Dialect, ParametrizedAttribute, TypeAttribute
 from xdsl.irdl import (
     irdl_attr_definition,
@@ -175,6 +175,19 @@ class AllocOp(NdOp):
     at = opt_prop_def(ExprAttr)
     workspace = opt_prop_def(UnitAttr)
     result = result_def(BufferType)
+
+    @staticmethod
+    def arena(
+        dims: Sequence[Expr],
+        dtype: Attribute,
+        device: str = "cpu",
+        *,
+        strides: Sequence[Expr] | None = None,
+        location: LocationAttr | None = None,
+    ) -> AllocOp:
+        """Memory of the arena, contiguous without `strides`, whose place mem-plan chooses."""
+        kind = BufferType.get(dims, dtype, strides, 0, device)
+        return AllocOp.create(result_types=[kind], properties={"kind": StringAttr("arena")}, location=location)
 
     def verify_(self) -> None:
         if self.kind.data not in ("arena", "pooled", "output"):

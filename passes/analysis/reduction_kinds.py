@@ -146,22 +146,21 @@ Load = Callable[[Cursor, int, SSAValue], SSAValue]
 """Loads the partial result number k at an index over the parts."""
 
 
-def merge_parts(at: Cursor, kind: str, types: Sequence[Attribute], parts: Expr, load: Load) -> list[SSAValue]:
-    """The results of `kind`, merged from `parts` partial ones in memory. An empty part does not count.
+def merge_parts(at: Cursor, kinds: Sequence[str], types: Sequence[Attribute], parts: Expr, load: Load) -> list[SSAValue]:
+    """The results of `kinds`, merged from `parts` partial ones in memory. An empty part does not count.
 
     welford: the formula of Chan, Golub and LeVeque (1979) for many parts at once; softmax, softmax_dot: sums scaled to the common maximum;
-    scaled_prod: the product of the m, and the sum of the k."""
-    if kind == "welford":
-        return _merge_welford(at, types[0], parts, load)
-    if kind in ("softmax", "softmax_dot"):
-        return _merge_softmax(at, types, parts, load)
-    if kind == "scaled_prod":
-        inner, index = _reduce(parts, [kind, "sum"], [*types, types[1]])
-        m, k, steps = _end(at, inner, [load(inner, n, index) for n in range(2)])
-        return [m, at.emit(arith.AddiOp, (k, steps), types[1], **_WRAPS)]
-    inner, index = _reduce(parts, [kind], types)
-    values = [load(inner, k, index) for k in range(len(types))]
-    return _end(at, inner, values)
+    scaled_prod: the product of the m, and the sum of the k. Results of other kinds are merged in one loop."""
+    if len(kinds) > 1 and not _MERGES.keys().isdisjoint(kinds):
+        found: list[SSAValue] = []
+        for kind in kinds:
+            first, end = len(found), len(found) + loop.KINDS[kind][1]
+            found += merge_parts(at, [kind], types[first:end], parts, lambda inner, k, index, first=first: load(inner, first + k, index))
+        return found
+    if kinds[0] in _MERGES:
+        return _MERGES[kinds[0]](at, types, parts, load)
+    inner, index = _reduce(parts, kinds, types)
+    return _end(at, inner, [load(inner, k, index) for k in range(len(types))])
 
 
 def _reduce(parts: Expr, kinds: Sequence[str], types: Sequence[Attribute]) -> tuple[Cursor, SSAValue]:
@@ -176,7 +175,14 @@ def _end(at: Cursor, inner: Cursor, values: Sequence[SSAValue]) -> list[SSAValue
     return list(at.place(made).results)
 
 
-def _merge_welford(at: Cursor, dtype: Attribute, parts: Expr, load: Load) -> list[SSAValue]:
+def _merge_scaled(at: Cursor, types: Sequence[Attribute], parts: Expr, load: Load) -> list[SSAValue]:
+    inner, index = _reduce(parts, ["scaled_prod", "sum"], [*types, types[1]])
+    m, k, steps = _end(at, inner, [load(inner, n, index) for n in range(2)])
+    return [m, at.emit(arith.AddiOp, (k, steps), types[1], **_WRAPS)]
+
+
+def _merge_welford(at: Cursor, types: Sequence[Attribute], parts: Expr, load: Load) -> list[SSAValue]:
+    dtype = types[0]
     inner, index = _reduce(parts, ["sum"], [dtype])
     (number,) = _end(at, inner, [load(inner, 2, index)])
     inner, index = _reduce(parts, ["sum"], [dtype])
@@ -205,6 +211,23 @@ def _merge_softmax(at: Cursor, types: Sequence[Attribute], parts: Expr, load: Lo
     scaled = [inner.emit(arith.MulfOp, (share, scale), dtype) for share in shares]
     totals = _end(at, inner, [inner.select(highest, share, less) for share, less in zip(shares, scaled, strict=True)])
     return [top, *totals]
+
+
+_MERGES = {"welford": _merge_welford, "softmax": _merge_softmax, "softmax_dot": _merge_softmax, "scaled_prod": _merge_scaled}
+"""Kinds whose parts are not merged as two values are."""
+
+
+def empty_state(kinds: Sequence[str], types: Sequence[Attribute]) -> list[float]:
+    """The results of `kinds`, which have so many types, of a part without elements: merged with others it does not count."""
+    found: list[float] = []
+    for kind in kinds:
+        first = "max" if kind in ("softmax", "softmax_dot") else kind
+        found += [identity(first, types[len(found)]), *[LAST_INDEX if kind in ("argmax", "argmin") else 0] * (loop.KINDS[kind][1] - 1)]
+    return found
+
+
+LAST_INDEX = (1 << 63) - 1
+"""An index behind all others."""
 
 
 def identity(kind: str, dtype: Attribute) -> float:

@@ -63,7 +63,7 @@ class GpuFission(Pass):
                 continue
             saved: dict[SSAValue, SSAValue] = {}
             for each in reversed(loops):
-                _split(nest, each, saved, symbols)
+                split_off(nest, each, saved, symbols)
             store_values(list(saved), nest, len(nest.outs) - len(saved))
             drop_unused(nest)
             said = nest.next_op
@@ -100,7 +100,7 @@ def _last_loops(nest: loop.NestOp) -> list[loop.ForOp]:
         inside = _touched([each], outer)
         rest = ops[ops.index(each) + 1 :]
         stored, seen = _touched([o for o in rest if o not in loops], outer)
-        if inside[0] & seen or inside[1] & stored or not all(_can_pass(v, nest) for v in _from_outside(each, nest)):
+        if inside[0] & seen or inside[1] & stored or not all(_can_pass(v, nest) for v in from_outside(each, nest)):
             return []
     return loops
 
@@ -116,19 +116,19 @@ def _touched(ops: Sequence[Operation], outer: Mapping[SSAValue, SSAValue]) -> tu
     return {m for stores, m in places if stores}, {m for _, m in places}
 
 
-def _from_outside(each: loop.ForOp, nest: loop.NestOp) -> list[SSAValue]:
+def from_outside(each: loop.ForOp, nest: loop.NestOp) -> list[SSAValue]:
     """The values of the nest's own body that a loop uses."""
     used = dict.fromkeys(v for op in loop.walk_bodies(each) for v in op.operands)
     return [v for v in used if isinstance(v.owner, Operation) and v.owner.parent is nest.block]
 
 
-def _passes(value: SSAValue, nest: loop.NestOp) -> bool:
+def passes(value: SSAValue, nest: loop.NestOp) -> bool:
     """Whether a value has to come from memory in another nest: it is one of a loop, or of what the nest has overwritten by then."""
     return not all(is_plain(o) and not reads_own(o, nest) for o in slice_of([value], nest.block))
 
 
 def _can_pass(value: SSAValue, nest: loop.NestOp) -> bool:
-    if not _passes(value, nest) or has_buffer(value):
+    if not passes(value, nest) or has_buffer(value):
         return True
     owner = value.owner
     return (
@@ -139,7 +139,7 @@ def _can_pass(value: SSAValue, nest: loop.NestOp) -> bool:
     )
 
 
-def _split(nest: loop.NestOp, each: loop.ForOp, saved: dict[SSAValue, SSAValue], symbols: RangeEnv) -> None:
+def split_off(nest: loop.NestOp, each: loop.ForOp, saved: dict[SSAValue, SSAValue], symbols: RangeEnv) -> None:
     """Put a loop into a nest behind its own; `saved`: values that the nest is to store, and where."""
     outer = dict(zip(nest.out_args, nest.outs, strict=True))
     targets = list(dict.fromkeys(o.target for o in loop.walk_bodies(each) if isinstance(o, loop.StoreOp)))
@@ -155,7 +155,7 @@ def _split(nest: loop.NestOp, each: loop.ForOp, saved: dict[SSAValue, SSAValue],
         owner = value.owner
         if value in values or not isinstance(owner, Operation) or owner.parent is not nest.block:
             return
-        if _passes(value, nest) and has_buffer(value):
+        if passes(value, nest) and has_buffer(value):
             store = _store_of(value, nest)
             if store is not None:
                 index = [values[v] for v in store.index_operands]
@@ -171,7 +171,7 @@ def _split(nest: loop.NestOp, each: loop.ForOp, saved: dict[SSAValue, SSAValue],
             bring(operand)
         at.place(clone_into(owner, values, {}, symbols))
 
-    for value in _from_outside(each, nest):
+    for value in from_outside(each, nest):
         bring(value)
     for op in each.block.ops:
         at.place(clone_into(op, values, {}, symbols))
@@ -199,8 +199,7 @@ def _store_of(value: SSAValue, nest: loop.NestOp) -> loop.StoreOp | None:
 def _memory(value: SSAValue, nest: loop.NestOp) -> SSAValue:
     """A buffer for a value of each row of a nest, as its last out."""
     device = next(o.type.device.data for o in nest.outs if isinstance(o.type, mem.BufferType))
-    kind = mem.BufferType.get(nest.loop_sizes, value.type, None, 0, device)
-    made = mem.AllocOp.create(result_types=[kind], properties={"kind": StringAttr("arena")}, location=nest.location)
+    made = mem.AllocOp.arena(nest.loop_sizes, value.type, device, location=nest.location)
     made.result.name_hint = value.name_hint
     assert nest.parent is not None
     nest.parent.insert_op_before(made, nest)

@@ -29,8 +29,8 @@ from ..analysis.reduction_kinds import Cursor
 from ..analysis.schedule_attrs import GPU, schedule_table
 from ..analysis.symbols import symbol_facts
 from ..loop.transform.loop_rewrite import INDEX, index_op, needed_by
+from ..loop.transform.split_loop import only_where
 from ..manager.pass_manager import Pass
-from .gpu_split_rows import only_where
 from .tiles.tile import MAX_UNROLLED_INNER_TRIPS
 
 MAX_BODY_OPS = 24

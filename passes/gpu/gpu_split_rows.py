@@ -10,15 +10,13 @@ Where P does not divide N, what a row stores stands under the condition that the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects import arith
-from xdsl.dialects.builtin import ModuleOp, StringAttr, i1
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import SSAValue
 
-from ...dialects import loop, mem
+from ...dialects import loop
 from ...dialects.expr import ZERO, Expr, IndexMap, as_expr, ceildiv, dim, product
 from ...dialects.expr.ranges import RangeEnv, simplify
 from ...dialects.support.replace import replace_op
@@ -26,10 +24,12 @@ from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.reduction_kinds import Cursor
 from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
-from ..loop.transform.loop_rewrite import Place, clone_into, drop_index, index_op, index_operands
+from ..loop.transform.loop_rewrite import Place, clone_into, index_operands
 from ..loop.transform.nest_transform import label_of
+from ..loop.transform.split_loop import SplitLoop, clone_iteration
 from ..manager.pass_manager import Pass
 from .atomics import KINDS
+from .gpu_fission import from_outside, passes, split_off
 from .tiles.tile import COPIED_TILE_ELEMENTS, Sizes, power_of_two
 
 MIN_WAVES_OF_SMALL_TILES = 4
@@ -76,7 +76,8 @@ def row_loop(nest: loop.NestOp) -> loop.ForOp | None:
         return None
     for op in nest.block.ops:
         if isinstance(op, loop.ForOp) and op.sequential is None and len(op.loop_sizes) == 1 and accumulated(op):
-            return op
+            kept = [v for each in _behind(nest, op) for v in from_outside(each, nest) if passes(v, nest)]
+            return None if kept else op
     return None
 
 
@@ -96,6 +97,7 @@ class _Split:
         self.nest = nest
         self.rows = rows
         self.symbols = symbols
+        self.split = SplitLoop(nest, symbols, nest.location, parts_first=True)
         self.size = rows.loop_sizes[0]
         self.parts = as_expr(count)
         self.length = simplify(ceildiv(self.size, count), symbols)
@@ -105,130 +107,48 @@ class _Split:
     def rewrite(self) -> None:
         """Write the nests of parts, those that add up, and those of what follows; the old one goes."""
         outer = dict(zip(self.nest.out_args, self.nest.outs, strict=True))
-        memory = {arg: self._memory(arg) for arg in self.modes}
-        self._rows(memory)
+        memory = {a: self.split.memory(self.parts, loop.shaped_dims(a.type), loop.element_type(a.type)) for a in self.modes}
+        self._rows(memory, outer)
         alike: dict[tuple[Expr, ...], list[SSAValue]] = {}
         for arg in self.modes:
             alike.setdefault(tuple(loop.shaped_dims(arg.type)), []).append(arg)
         for dims, args in alike.items():
-            self._add_up(dims, [memory[a] for a in args], [outer[a] for a in args], [KINDS[self.modes[a]] for a in args])
-        after = list(self.nest.block.ops)
-        after = after[after.index(self.rows) + 1 :]
-        for op in after:
-            if isinstance(op, loop.ForOp):
-                self._follow(op, outer)
+            made, _ = self.split.open(dims, [outer[a] for a in args], f"{label_of(self.nest)} columns")
+            at, kinds = Cursor(made.block), [KINDS[self.modes[a]] for a in args]
+            found = self.split.merged(at, kinds, [memory[a] for a in args], self.parts, made.indices)
+            self.split.store(at, found, made, IndexMap.identity(len(dims)))
+        for op in reversed(_behind(self.nest, self.rows)):
+            split_off(self.nest, op, {}, self.symbols)
         self.nest.detach()
         self.nest.erase(safe_erase=False)
 
-    def _before(self, op: Operation) -> None:
-        op.location = self.nest.location
-        assert self.nest.parent is not None
-        self.nest.parent.insert_op_before(op, self.nest)
-
-    def _memory(self, arg: SSAValue) -> SSAValue:
-        t = arg.type
-        assert isinstance(t, mem.BufferType)
-        kind = mem.BufferType.get((self.parts, *loop.shaped_dims(t)), t.element_type, None, 0, t.device.data)
-        made = mem.AllocOp.create(result_types=[kind], properties={"kind": StringAttr("arena")})
-        self._before(made)
-        return made.result
-
-    def _rows(self, memory: dict[SSAValue, SSAValue]) -> None:
+    def _rows(self, memory: dict[SSAValue, SSAValue], outer: dict[SSAValue, SSAValue]) -> None:
         """The nest of the parts."""
-        plain = [(a, o) for a, o in zip(self.nest.out_args, self.nest.outs, strict=True) if a not in memory]
-        outs = [*(o for _, o in plain), *memory.values()]
-        made = loop.NestOp.build_nest([self.parts], outs)
-        if self.nest.label is not None:
-            made.properties["label"] = self.nest.label
-        values = dict(zip([*(a for a, _ in plain), *memory], made.out_args, strict=True))
-        columns = set(made.out_args[len(plain) :])
-        part = made.indices[0]
-        at = Cursor(made.block)
+        own = [a for a in self.nest.out_args if a not in memory]
+        label = self.nest.label.data if self.nest.label is not None else ""
+        made, values = self.split.open([self.parts], [*(outer[a] for a in own), *memory.values()], label)
+        values.update(zip([*own, *memory], made.out_args, strict=True))
+        at, part = Cursor(made.block), made.indices[0]
         for op in self.nest.block.ops:
             if op is self.rows:
-                self._row_loop(at, values, part)
                 break
             at.place(clone_into(op, values, {}, self.symbols))
-        for op in list(loop.walk_bodies(made)):
-            if isinstance(op, (loop.LoadOp, loop.StoreOp)) and op.shaped in columns:
-                _in_part(op, part)
-        self._before(made)
-
-    def _row_loop(self, at: Cursor, values: dict[SSAValue, SSAValue], part: SSAValue) -> None:
         rows = loop.ForOp.build_for([self.length])
         rows.location = self.rows.location
         place: Place = (dim(0) * self.parts + dim(1), [rows.indices[0], part])
-        inside = Cursor(rows.block)
-        number = inside.place(index_op(*place)).results[0]
-        there = None if self.even else inside.compare("slt", number, inside.place(index_op(self.size, [])).results[0])
-        values[self.rows.indices[0]] = number
-        for op in self.rows.block.ops:
-            inside.place(clone_into(op, values, {number: place}, self.symbols))
-        if there is not None:
-            only_where(there, list(loop.walk_bodies(rows)), set(rows.indices))
-        else:
-            drop_index(number)
+        end = None if self.even else self.size
+        clone_iteration(self.rows.block, Cursor(rows.block), self.rows.indices[0], place, values, self.symbols, end)
         at.place(rows)
-
-    def _add_up(self, dims: Sequence[Expr], memory: Sequence[SSAValue], targets: Sequence[SSAValue], kinds: Sequence[str]) -> None:
-        """A nest that reduces the parts of outs of one shape."""
-        made = loop.NestOp.build_nest(list(dims), targets)
-        made.properties["label"] = StringAttr(f"{label_of(self.nest)} columns")
-        parts = loop.shaped_dims(memory[0].type)[0]
-        at = Cursor(made.block)
-        reduce = loop.ReduceOp.build_reduce([parts], kinds, [loop.element_type(t.type) for t in targets])
-        inside = Cursor(reduce.block)
-        rank = len(dims)
-        place = IndexMap(rank + 1, (dim(rank), *map(dim, range(rank))))
-        loads = [inside.place(loop.LoadOp.new(m, place, [*made.indices, reduce.block.args[0]])).results[0] for m in memory]
-        inside.place(loop.YieldOp.create(operands=loads))
-        at.place(reduce)
-        for value, out in zip(reduce.results, made.out_args, strict=True):
-            at.place(loop.StoreOp.new(value, out, IndexMap.identity(rank), list(made.indices)))
-        self._before(made)
-
-    def _follow(self, op: loop.ForOp, outer: dict[SSAValue, SSAValue]) -> None:
-        """A loop that stood after the rows, as a nest."""
-        stored = dict.fromkeys(o.target for o in loop.walk_bodies(op) if isinstance(o, loop.StoreOp))
-        made = loop.NestOp.build_nest(list(op.loop_sizes), [outer.get(t, t) for t in stored])
-        values = {**outer, **dict(zip(stored, made.out_args, strict=True)), **dict(zip(op.indices, made.indices, strict=True))}
-        at = Cursor(made.block)
-        for before in self.nest.block.ops:
-            if before is op:
-                break
-            if not isinstance(before, (loop.LoopLike, loop.StoreOp)):
-                at.place(clone_into(before, values, {}, self.symbols))
-        for inner in op.block.ops:
-            at.place(clone_into(inner, values, {}, self.symbols))
-        self._before(made)
+        columns = set(made.out_args[len(own) :])
+        for op in list(loop.walk_bodies(made)):
+            if isinstance(op, (loop.LoadOp, loop.StoreOp)) and op.shaped in columns:
+                _in_part(op, part)
 
 
-def only_where(there: SSAValue, ops: Sequence[Operation], varies: set[SSAValue]) -> None:
-    """Put what the body of a loop stores under a condition, and what it loads where an index says that `varies`."""
-    for op in ops:
-        depends = any(v in varies for v in op.operands)
-        if isinstance(op, loop.StoreOp):
-            replace_op(op, loop.StoreOp.new(op.value, op.target, op.index_map, list(op.index_operands), op.store_mode, _both(op, there)))
-        elif isinstance(op, loop.LoadOp) and depends:
-            other = op.other
-            if other is None:
-                other = Cursor(_block_of(op), op).constant(0, op.result.type)
-            new = loop.LoadOp.new(op.source, op.index_map, list(op.index_operands), _both(op, there), other)
-            varies.add(new.result)
-            replace_op(op, new)
-        elif depends or op.regions:
-            varies.update(op.results)
-
-
-def _both(op: loop.LoadOp | loop.StoreOp, there: SSAValue) -> SSAValue:
-    """The condition of an access and another one."""
-    return there if op.mask is None else Cursor(_block_of(op), op).emit(arith.AndIOp, (there, op.mask), i1)
-
-
-def _block_of(op: Operation) -> Block:
-    block = op.parent
-    assert block is not None
-    return block
+def _behind(nest: loop.NestOp, rows: loop.ForOp) -> list[loop.ForOp]:
+    """The loops that follow the rows."""
+    ops = list(nest.block.ops)
+    return [op for op in ops[ops.index(rows) + 1 :] if isinstance(op, loop.ForOp)]
 
 
 def _in_part(op: loop.LoadOp | loop.StoreOp, part: SSAValue) -> None:

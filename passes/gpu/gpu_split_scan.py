@@ -19,26 +19,26 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import arith, math
-from xdsl.dialects.builtin import ModuleOp, StringAttr, f32, f64, i1, i32, i64
+from xdsl.dialects.builtin import ModuleOp, f32, f64, i1, i32, i64
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
-from ...dialects import loop, mem
-from ...dialects.expr import ZERO, Expr, IndexMap, as_expr, ceildiv, dim, free_dims, maximum, product
+from ...dialects import loop
+from ...dialects.expr import ZERO, Expr, as_expr, ceildiv, dim, free_dims, maximum, product
 from ...dialects.expr.ranges import RangeEnv, simplify
 from ...dialects.nd.types import is_float
 from ..analysis.dependences import memory_of
 from ..analysis.nest_access import NestAccess
-from ..analysis.reduction_kinds import Cursor, combine, identity, unscaled
+from ..analysis.reduction_kinds import Cursor, combine, unscaled
 from ..analysis.schedule_attrs import GPU, schedule_table
 from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
 from ..loop.transform.loop_rewrite import clone_into, drop_index, index_op, needed_by, replace_loops
-from ..loop.transform.nest_transform import Refused, label_of
+from ..loop.transform.nest_transform import Refused
+from ..loop.transform.split_loop import SplitLoop, Values, clone_iteration, only_where
 from ..manager.pass_manager import Pass
 from .gpu_fission import MIN_SPEEDUP
 from .gpu_split_reduction import MIN_SPLIT_PARTS, SPLIT_PROGRAMS_PER_MULTIPROCESSOR, programs_of
-from .gpu_split_rows import only_where
 from .short_runs import MIN_PART_ELEMENTS
 from .tiles.rules import MAX_UNROLLED_TRIPS, choose, column_loop
 from .tiles.tile import Sizes, bytes_moved, power_of_two
@@ -46,8 +46,6 @@ from .tiles.tile import Sizes, bytes_moved, power_of_two
 KINDS = {"sum": "sum", "prod": "prod", "scaled_prod": "scaled_prod", "max": "argmax", "min": "argmin", "logsumexp": "softmax"}
 """Kinds of scans, and of the reduction of a part. argmax and argmin find the lowest index, a scan keeps the last one: what they get is
 counted from the end."""
-LAST_INDEX = (1 << 63) - 1
-"""An index behind all others."""
 SCANNED_PART_ELEMENTS = 8192
 """Elements of a part of a row, or of columns side by side, are a multiple of this."""
 
@@ -119,8 +117,8 @@ class _Split:
         self.before = simplify(maximum(self.size - 1, ZERO) // length, symbols)
         """How many parts are before the last one."""
         self.even = simplify(self.count * length - self.size, symbols) is ZERO
-        self.parts_first = column_loop(info, sizes) is not None
-        """Whether the results of a part lie side by side, not those of a row."""
+        columns = column_loop(info, sizes) is not None
+        self.split = SplitLoop(nest, symbols, scans[0].location, parts_first=columns)
         self.scans = [_Scan(scan) for scan in scans]
 
     # ---- legality
@@ -162,10 +160,10 @@ class _Split:
 
     def rewrite(self) -> None:
         """Make the nest of parts, and scans of each part of the nest."""
-        memory = [[self._memory(t) for t in scan.kept] for scan in self.scans]
-        self._reduce_parts(memory)
-        outer = len(self.nest.loop_sizes)
-        replace_loops(self.nest, [*self.nest.loop_sizes, self.count], [dim(k) for k in range(outer)], self.symbols)
+        outer = self.nest.loop_sizes
+        memory = [[self.split.memory(self.before, outer, t) for t in scan.kept] for scan in self.scans]
+        self._reduce_parts([buffer for parts in memory for buffer in parts])
+        replace_loops(self.nest, [*outer, self.count], [dim(k) for k in range(len(outer))], self.symbols)
         part = self.nest.indices[-1]
         for scan, parts in zip(self.scans, memory, strict=True):
             self._scan_part(scan, parts, part)
@@ -174,58 +172,25 @@ class _Split:
             first = at.compare("eq", part, at.place(index_op(ZERO, [])).results[0])
             only_where(first, [store], set())
 
-    def _memory(self, dtype: Attribute) -> SSAValue:
-        like = self.nest.outs[0].type
-        assert isinstance(like, mem.BufferType)
-        outer = self.nest.loop_sizes
-        kind = mem.BufferType.get((self.before, *outer) if self.parts_first else (*outer, self.before), dtype, None, 0, like.device.data)
-        made = mem.AllocOp.create(result_types=[kind], properties={"kind": StringAttr("arena")})
-        self._in_front(made)
-        made.result.name_hint = f"{self._name}_parts"
-        return made.result
-
-    @property
-    def _name(self) -> str:
-        return label_of(self.nest).replace(" ", "_") if self.nest.label is not None else "scan"
-
-    def _in_front(self, op: Operation) -> None:
-        op.location = self.scans[0].op.location
-        assert self.nest.parent is not None
-        self.nest.parent.insert_op_before(op, self.nest)
-
-    def _place(self, outer: int) -> IndexMap:
-        """Where in memory the result of a part lies: after the indices of the nest comes that of the part."""
-        rows, part = map(dim, range(outer)), dim(outer)
-        return IndexMap(outer + 1, (part, *rows) if self.parts_first else (*rows, part))
-
-    def _reduce_parts(self, memory: list[list[SSAValue]]) -> None:
+    def _reduce_parts(self, memory: list[SSAValue]) -> None:
         """A nest that reduces each part but the last."""
-        outer = len(self.nest.loop_sizes)
-        flat = [buffer for parts in memory for buffer in parts]
-        made = loop.NestOp.build_nest([*self.nest.loop_sizes, self.before], flat)
-        made.properties["label"] = StringAttr(f"{self._name}_parts")
+        made, values = self.split.open([*self.nest.loop_sizes, self.before], memory, f"{self.split.name}_parts")
         at = Cursor(made.block)
-        values: dict[SSAValue, SSAValue] = dict(zip(self.nest.indices, made.indices[:outer], strict=True))
-        values.update(zip(self.nest.out_args, self.nest.outs, strict=True))
-        for old, new in zip(self.nest.indices, made.indices, strict=False):
-            new.name_hint = old.name_hint
         for op in needed_by([op for scan in self.scans for op in scan.op.block.ops], self.nest.block):
             at.place(clone_into(op, values, {}, self.symbols))
         found: list[SSAValue] = []
         for scan in self.scans:
-            reduce = scan.reduction(self.length)
-            self._clone(scan.op.block, Cursor(reduce.block), reduce.block.args[0], made.indices[-1], values)
+            reduce = loop.ReduceOp.build_reduce([self.length], [scan.kind], scan.kept)
+            reduce.location = scan.op.location
+            self._clone(scan.op.block, reduce.block, made.indices[-1], values)
             last = reduce.block.last_op
             assert last is not None
             last.operands = last.operands[: loop.KINDS[scan.kind][0]]
             scan.widen(last)
             if scan.with_index:
                 _count_from_end(last, self.size)
-            at.place(reduce)
-            found += [_log_sum(at, *reduce.results)] if scan.kind == "softmax" else reduce.results
-        for value, out in zip(found, made.out_args, strict=True):
-            at.place(loop.StoreOp.new(value, out, self._place(outer), list(made.indices)))
-        self._in_front(made)
+            found += at.place(reduce).results
+        self.split.store(at, found, made, self.split.place(len(self.nest.loop_sizes)))
 
     def _scan_part(self, scan: _Scan, memory: list[SSAValue], part: SSAValue) -> None:
         """The scan becomes one of a part, which goes on from what is before it."""
@@ -233,54 +198,28 @@ class _Split:
         before = self._before(scan, Cursor(self.nest.block, old), memory, part)
         new = loop.ScanOp.build_scan(self.length, scan.scanned, scan.running)
         new.location = old.location
-        self._clone(old.block, Cursor(new.block), new.block.args[0], part, {}, masked=not self.even)
+        end = None if self.even else self.size
+        self._clone(old.block, new.block, part, {}, end)
         last = new.block.last_op
         assert last is not None
         scan.widen(last)
-        do = Cursor(new.do_block)
-        found = scan.join(do, before, new.do_block.args[1:])
-        values: dict[SSAValue, SSAValue] = dict(zip(old.do_block.args[1:], found, strict=False))
-        self._clone(old.do_block, do, new.do_block.args[0], part, values, masked=not self.even)
+        found = scan.join(Cursor(new.do_block), before, new.do_block.args[1:])
+        self._clone(old.do_block, new.do_block, part, dict(zip(old.do_block.args[1:], found, strict=False)), end)
         self.nest.block.insert_op_before(new, old)
         old.detach()
         old.erase()
 
-    def _clone(
-        self, old: Block, at: Cursor, index: SSAValue, part: SSAValue, values: dict[SSAValue, SSAValue], masked: bool = False
-    ) -> None:
-        """The ops of a region of the scan for one part, with `values` for what they use; what they access behind the end is masked."""
-        index.name_hint = old.args[0].name_hint
-        place = (dim(0) + dim(1) * self.length, [index, part])
-        number = at.place(index_op(*place)).results[0]
-        there = at.compare("slt", number, at.place(index_op(self.size, [])).results[0]) if masked else None
-        inside = {**values, old.args[0]: number}
-        for op in old.ops:
-            at.place(clone_into(op, inside, {number: place}, self.symbols))
-        if there is not None:
-            only_where(there, _ops(at.block), set(at.block.args))
-        else:
-            drop_index(number)
+    def _clone(self, old: Block, new: Block, part: SSAValue, values: Values, end: Expr | None = None) -> None:
+        """The ops of a region of the scan for one part, with `values` for what they use; what they access behind `end` is masked."""
+        new.args[0].name_hint = old.args[0].name_hint
+        place = (dim(0) + dim(1) * self.length, [new.args[0], part])
+        clone_iteration(old, Cursor(new), old.args[0], place, {**values}, self.symbols, end)
 
     def _before(self, scan: _Scan, at: Cursor, memory: list[SSAValue], part: SSAValue) -> list[SSAValue]:
         """What the parts before `part` come to."""
-        reduce = scan.reduction(self.before, scan.merged)
-        inside, each = Cursor(reduce.block), reduce.block.args[0]
-        there = inside.compare("slt", each, part)
-        second = 0 if scan.kind == "scaled_prod" else LAST_INDEX
-        nothing = [identity("max" if scan.kind == "softmax" else scan.kind, scan.kept[0]), second]
-        place, indices = self._place(len(self.nest.loop_sizes) - 1), [*self.nest.indices[:-1], each]
-        loads = [
-            inside.place(loop.LoadOp.new(buffer, place, indices, there, inside.constant(value, dtype))).results[0]
-            for buffer, dtype, value in zip(memory, scan.kept, nothing, strict=False)
-        ]
-        inside.place(loop.YieldOp.create(operands=loads))
-        at.place(reduce)
-        found: list[SSAValue] = list(reduce.results)
+        found = self.split.merged(at, [scan.kind], memory, self.before, self.nest.indices[:-1], part)
         if scan.kind == "softmax":
             return [_log_sum(at, *found)]
-        if scan.kind == "scaled_prod":
-            m, k, steps = found
-            return [m, at.emit(arith.AddiOp, (k, steps), i32, overflowFlags=arith.IntegerOverflowAttr("none"))]
         if scan.with_index:
             last = at.place(loop.IndexOp.new(self.size - 1, [], i64)).results[0]
             found[1] = at.emit(arith.SubiOp, (last, found[1]), i64, overflowFlags=arith.IntegerOverflowAttr("none"))
@@ -305,8 +244,8 @@ class _Scan:
             self.kept = self.running = [self.kept[0], i32]
         if op.kind == "sum" and self.kept[0] == f32:
             self.kept = self.running = [f64]
-        self.merged = [self.kind, "sum"] if self.kind == "scaled_prod" else [self.kind]
-        """The kinds that merge what is kept of parts."""
+        if self.kind == "softmax":
+            self.kept = self.kept * 2
 
     def check(self, sizes: Sizes, even: bool) -> None:
         """See _Split.check."""
@@ -317,7 +256,7 @@ class _Scan:
                 raise Refused("it has memory of its own")
             if isinstance(op, loop.BoundOp) and not even:
                 raise Refused("it checks indices, and the last part is shorter")
-        if any(isinstance(o, loop.StoreOp) for o in _ops(self.op.block)):
+        if any(isinstance(o, loop.StoreOp) for top in self.op.block.ops for o in (top, *loop.walk_bodies(top))):
             raise Refused("it stores what is scanned")
         if self.with_index and not isinstance(_yielded(self.op.block)[1].owner, loop.IndexOp):
             raise Refused("the index of an extreme is computed")
@@ -328,14 +267,6 @@ class _Scan:
         assert block is not None
         if value.type == f32 and self.kept[0] == f64:
             last.operands = [Cursor(block, last).emit(arith.ExtFOp, (value,), f64), *last.operands[1:]]
-
-    def reduction(self, size: Expr, kinds: Sequence[str] = ()) -> loop.ReduceOp:
-        """An empty reduction to what is kept of a part, or of `kinds`, which merge that."""
-        kinds = kinds or [self.kind]
-        types = self.kept * 2 if self.kind == "softmax" else [*self.kept, *[i32] * (len(kinds) - 1)]
-        made = loop.ReduceOp.build_reduce([size], kinds, types)
-        made.location = self.op.location
-        return made
 
     def join(self, at: Cursor, before: list[SSAValue], running: Sequence[SSAValue]) -> list[SSAValue]:
         """Running values of a part and what is before it. Of equal extremes the last one counts, of NaN too."""
@@ -361,11 +292,6 @@ def _yielded(block: Block) -> list[SSAValue]:
     last = block.last_op
     assert last is not None
     return list(last.operands)
-
-
-def _ops(block: Block) -> list[Operation]:
-    """All ops of a block, those in loops inside too."""
-    return [inner for op in block.ops for inner in (op, *loop.walk_bodies(op))]
 
 
 def _count_from_end(last: Operation, size: Expr) -> None:

@@ -10,20 +10,20 @@ Counterparts: `transform.structured.split_reduction` of MLIR, and the split redu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from xdsl.dialects.builtin import IndexType, StringAttr
-from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
+from xdsl.dialects.builtin import IndexType
+from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from ....dialects import loop, mem
-from ....dialects.expr import ONE, ZERO, Expr, IndexMap, dim, maximum
+from ....dialects.expr import ONE, ZERO, Expr, dim, maximum
 from ....dialects.expr.ranges import RangeEnv, simplify
 from ....dialects.nd.types import TensorType
-from ...analysis.reduction_kinds import Cursor, merge_parts
+from ...analysis.reduction_kinds import Cursor
 from ...analysis.schedule_attrs import fix, is_fixed
-from .loop_rewrite import Place, clone_into, drop_index, drop_out, index_op, needed_by
-from .nest_transform import NestTransform, Refused, label_of, loop_name, loop_number
+from .loop_rewrite import Place, clone_into, drop_out, needed_by
+from .nest_transform import NestTransform, Refused, loop_name, loop_number
+from .split_loop import SplitLoop, Values, clone_iteration
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class _Split:
         self.reduce = reduce
         self.axis = axis
         self.symbols = symbols
-        self.parts_first = parts_first
+        self.split = SplitLoop(nest, symbols, reduce.location, parts_first)
         size = reduce.loop_sizes[axis]
         self.length = simplify(maximum(ONE, (size + (parts - 1)) // parts), symbols)
         """Iterations of a part; as many parts as are full follow, and the rest."""
@@ -124,37 +124,18 @@ class _Split:
         """Make the nest of parts (and that of the rest) and merge in place of the reduction."""
         outer = self.nest.loop_sizes
         parts = self.count if self.rest is ZERO else self.count + 1
-        memory = [self._memory_for((parts, *outer) if self.parts_first else (*outer, parts), r.type) for r in self.reduce.results]
+        memory = [self.split.memory(parts, outer, r.type) for r in self.reduce.results]
         memory = self._nest([*outer, self.count], self.length, memory, "parts")
         if self.rest is not ZERO:
             memory = self._nest(list(outer), self.rest, memory, "rest")
         at = Cursor(self.nest.block, self.reduce)
-        indices = list(self.nest.indices)
-
-        def loader(first: int):
-            def load(inner: Cursor, k: int, index: SSAValue) -> SSAValue:
-                m = IndexMap(len(indices) + 1, self._place([dim(k) for k in range(len(indices) + 1)]))
-                op = loop.LoadOp.new(memory[first + k], m, [*indices, index])
-                op.location = self.reduce.location
-                return inner.place(op).results[0]
-
-            return load
-
-        done = 0
-        for kind in self.reduce.kind_names:
-            results = list(self.reduce.results[done : done + loop.KINDS[kind][1]])
-            merged = merge_parts(at, kind, [r.type for r in results], parts, loader(done))
-            for old, new in zip(results, merged, strict=True):
-                new.name_hint = old.name_hint
-                old.replace_all_uses_with(new)
-            done += len(results)
+        merged = self.split.merged(at, self.reduce.kind_names, memory, parts, self.nest.indices)
+        for old, new in zip(self.reduce.results, merged, strict=True):
+            new.name_hint = old.name_hint
+            old.replace_all_uses_with(new)
         self.reduce.detach()
         self.reduce.erase()
         self._drop_unused()
-
-    def _place(self, place: Sequence[Expr]) -> tuple[Expr, ...]:
-        """Where in memory the partial result of these indices lies, that of the part last."""
-        return (place[-1], *place[:-1]) if self.parts_first else tuple(place)
 
     def _drop_unused(self) -> None:
         for op in reversed(self.slice):
@@ -164,38 +145,14 @@ class _Split:
         for argument in [t for t in self.stored if t in self.nest.out_args and not any(True for _ in t.uses)]:
             drop_out(self.nest, argument)
 
-    def _memory_for(self, sizes: Sequence[Expr], dtype: Attribute) -> SSAValue:
-        """A tensor or buffer for partial results, made before the nest."""
-        like = self.nest.outs[0].type
-        if isinstance(like, TensorType):
-            made: Operation = loop.EmptyOp.create(result_types=[TensorType.get(sizes, dtype, like.device.data)])
-        else:
-            assert isinstance(like, mem.BufferType)
-            kind = mem.BufferType.get(sizes, dtype, None, 0, like.device.data)
-            made = mem.AllocOp.create(result_types=[kind], properties={"kind": StringAttr("arena")})
-        self._before(made)
-        made.results[0].name_hint = f"{_name(self.nest)}_parts"
-        return made.results[0]
-
-    def _before(self, op: Operation) -> None:
-        op.location = self.reduce.location
-        assert self.nest.parent is not None
-        self.nest.parent.insert_op_before(op, self.nest)
-
     def _nest(self, sizes: list[Expr], length: Expr, memory: list[SSAValue], what: str) -> list[SSAValue]:
         """A nest over `sizes` that reduces `length` iterations into `memory`; that memory afterwards. The last of `sizes`, where there
         is one more than the nest has loops, counts parts."""
         loops = len(self.nest.loop_sizes)
         outer = dict(zip(self.nest.out_args, self.nest.outs, strict=True))
-        made = loop.NestOp.build_nest(sizes, [*memory, *(outer.get(t, t) for t in self.stored)], self.nest.location)
-        made.properties["label"] = StringAttr(f"{_name(self.nest)}_{what}")
-        at = Cursor(made.block)
-        values: dict[SSAValue, SSAValue] = dict(zip(self.nest.indices, made.indices[:loops], strict=True))
-        values.update(outer)
+        made, values = self.split.open(sizes, [*memory, *(outer.get(t, t) for t in self.stored)], f"{self.split.name}_{what}")
         values.update(zip(self.stored, made.out_args[len(memory) :], strict=True))
-        for old, new in values.items():
-            if old in self.nest.indices:
-                new.name_hint = old.name_hint
+        at = Cursor(made.block)
         for op in self.slice:
             at.place(clone_into(op, values, {}, self.symbols))
         part = list(made.indices[loops:])
@@ -203,21 +160,14 @@ class _Split:
         at.place(reduced)
         if is_fixed(self.reduce) and is_fixed(self.nest):
             fix(made)
-        place: list[Expr] = [dim(k) for k in range(len(sizes))]
-        if not part:
-            place.append(self.count)
-        for k, (value, out) in enumerate(zip(reduced.results, made.out_args[: len(memory)], strict=True)):
-            value.name_hint = self.reduce.results[k].name_hint
-            store = loop.StoreOp.new(value, out, IndexMap(len(sizes), self._place(place)), list(made.indices))
-            store.location = self.reduce.location
-            at.place(store)
-        assert self.nest.parent is not None
-        self.nest.parent.insert_op_before(made, self.nest)
+        for old, new in zip(self.reduce.results, reduced.results, strict=True):
+            new.name_hint = old.name_hint
+        self.split.store(at, reduced.results, made, self.split.place(loops, None if part else self.count))
         for old, new in zip(memory, made.results, strict=False):
             new.name_hint = old.name_hint
         return list(made.results) or memory
 
-    def _reduce_part(self, length: Expr, part: list[SSAValue], values: dict[SSAValue, SSAValue]) -> loop.ReduceOp:
+    def _reduce_part(self, length: Expr, part: list[SSAValue], values: Values) -> loop.ReduceOp:
         """The reduction over one part: the split loop is shorter and begins later."""
         old = self.reduce
         sizes = list(old.loop_sizes)
@@ -229,16 +179,7 @@ class _Split:
         for mine, theirs in zip(new.indices, old.indices, strict=True):
             mine.name_hint = theirs.name_hint
         first = dim(1) * self.length if part else self.count * self.length
-        mine = new.indices[self.axis]
-        place: Place = (dim(0) + first, [mine, *part])
-        at = Cursor(new.block)
-        number = at.place(index_op(*place)).results[0]
-        inside = {**values, **dict(zip(old.indices, new.indices, strict=True)), old.indices[self.axis]: number}
-        for op in old.block.ops:
-            at.place(clone_into(op, inside, {number: place}, self.symbols))
-        drop_index(number)
+        place: Place = (dim(0) + first, [new.indices[self.axis], *part])
+        inside = {**values, **dict(zip(old.indices, new.indices, strict=True))}
+        clone_iteration(old.block, Cursor(new.block), old.indices[self.axis], place, inside, self.symbols)
         return new
-
-
-def _name(nest: loop.NestOp) -> str:
-    return label_of(nest).replace(" ", "_") if nest.label is not None else "nest"
