@@ -9,7 +9,7 @@ from xdsl.ir import SSAValue
 from ...dialects import cpu, loop
 from ...dialects.cpu.types import lanes_of
 from ...dialects.nd.types import element_bytes
-from ...passes.analysis.store_groups import store_groups
+from ...passes.analysis.accesses.neighbours import Adjacency
 from ...passes.cost.nest_cost import REGISTER_BYTES
 from .memory import address, before_rounding, memory_type, narrow, shuffle
 from .state import State
@@ -23,7 +23,7 @@ def store_together(s: State, op: loop.StoreOp) -> bool:
     key = (block, lane.dim, lane.width)
     groups = s.groups.get(key)
     if groups is None:
-        groups = s.groups[key] = store_groups(s.info, block, lane.dim, lane.width)
+        groups = s.groups[key] = Adjacency(s.info, lane.dim, lane.width).groups(block)
     group = groups.get(op)
     if group is None:
         return False

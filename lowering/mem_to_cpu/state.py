@@ -39,7 +39,7 @@ from ..nest.values import Condition, NestValues
 from .builder import Builder
 
 if TYPE_CHECKING:
-    from ...passes.analysis.store_groups import StoreGroup
+    from ...passes.analysis.accesses.neighbours import Neighbours
     from .reductions.row_cache import RowCache
     from .reductions.windows import WindowRows
 
@@ -91,7 +91,7 @@ class State(NestValues):
         """The rows of the windows of such iterations while they are lowered: loops inside of them are spelled out."""
         self.pieces: dict[Expr, tuple[int, int]] = {}
         """Loops of which only a part is run now."""
-        self.groups: dict[tuple[Block, Dim, int], Mapping[Operation, StoreGroup]] = {}
+        self.groups: dict[tuple[Block, Dim, int], Mapping[Operation, Neighbours]] = {}
         """Stores that fill consecutive elements together, by body and lanes."""
         self.counted: SSAValue | None = None
         """The lanes that count in a body that runs along several loops at once, which has no lanes' loop; all without one."""

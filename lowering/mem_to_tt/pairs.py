@@ -16,13 +16,12 @@ from xdsl.dialects.builtin import DenseArrayBase, i32
 from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import free_dims, linear_coeff
 from ...dialects.expr.ranges import Range, prove_lt
 from ...dialects.nd.types import c128
 from ...dialects.tt.memory import LoadOp, StoreOp
 from ...dialects.tt.shape import JoinOp, ReshapeOp, SplitOp, TransOp
 from ...dialects.tt.types import element_of, shape_of, tensor
-from ...passes.analysis.accesses.disjoint import touched_between
+from ...passes.analysis.accesses.neighbours import Adjacency
 from ...passes.analysis.nest_access import Access, Loop
 from ...passes.gpu.tiles.rules import I32_MAX
 from .builder import joined
@@ -48,32 +47,12 @@ def find_pairs(s: State, block: Block) -> dict[Operation, AccessPair]:
     for axis, (_, total, loops) in s.blocks.items():
         if (s.index == i32 and not prove_lt(total * 2, I32_MAX, s.info.ranges)) or s.inner != (axis == s.inner_axis):
             continue
-        apart: dict[tuple[type[Operation], SSAValue], list[Access]] = {}
-        for op in block.ops:
-            if isinstance(op, loop.LoadOp | loop.StoreOp) and op.mask is None and op not in found:
-                access = s.info.access[op]
-                step = linear_coeff(s.fix(access.offset), loops[-1].dim)
-                plain = access.mode == "set" and access.dtype != c128 and free_dims(access.offset).isdisjoint(s.info.opaque)
-                if plain and step is not None and step.value == 2:
-                    apart.setdefault((type(op), access.buffer), []).append(access)
-        for accesses in apart.values():
-            for k, first in enumerate(accesses):
-                second = next((a for a in accesses[k + 1 :] if a.op not in found and _are_neighbours(s, first, a)), None)
-                if second is not None and first.op not in found and not _is_touched(s, block, first, second):
-                    is_lower = s.fix(second.offset - first.offset).value == 1
-                    pair = AccessPair(*((first, second) if is_lower else (second, first)), axis, loops[-1])
-                    found[first.op] = found[second.op] = pair
+        kinds = (loop.LoadOp, loop.StoreOp)
+        for group in Adjacency(s.info, loops[-1].dim, kinds=kinds, most=2, fix=s.fix).groups(block).values():
+            lower, upper = group.members
+            if lower.dtype != c128 and found.keys().isdisjoint((lower.op, upper.op)):
+                found[lower.op] = found[upper.op] = AccessPair(lower, upper, axis, loops[-1])
     return found
-
-
-def _are_neighbours(s: State, a: Access, b: Access) -> bool:
-    return a.dtype == b.dtype and s.fix(b.offset - a.offset).value in (1, -1)
-
-
-def _is_touched(s: State, block: Block, first: Access, second: Access) -> bool:
-    """Whether what comes between two accesses may see, or change, what they access."""
-    ops = list(block.ops)
-    return touched_between(s.info, ops[ops.index(first.op) : ops.index(second.op)], (first, second))
 
 
 def load_pair(s: State, pair: AccessPair) -> tuple[SSAValue, SSAValue]:

@@ -13,11 +13,11 @@ from xdsl.ir import Block, Operation, SSAValue
 from ...dialects import loop
 from ...dialects.expr import ZERO, Dim, Expr, evaluate, free_dims, free_syms, linear_coeff
 from ...dialects.nd.types import element_bytes
+from ..analysis.accesses.neighbours import Adjacency, shuffles
 from ..analysis.accesses.varying import Varying
 from ..analysis.accesses.wrapped import wrap_of
 from ..analysis.dependences import memory_of
 from ..analysis.nest_access import Access, Loop, NestAccess, Node
-from ..analysis.store_groups import shuffles, store_groups
 from ..analysis.symbols import DEFAULT_SIZE
 from .machine.accesses import ACCESSES
 from .machine.cpu import SERVER
@@ -158,7 +158,7 @@ class Cost:
         assert block is not None and isinstance(lanes, Dim)
         groups = self._groups.get((block, lanes))
         if groups is None:
-            groups = self._groups[block, lanes] = store_groups(self.info, block, lanes, width)
+            groups = self._groups[block, lanes] = Adjacency(self.info, lanes, width).groups(block)
         return access.op in groups
 
     def _strided(self, stride: Expr, size: int, width: int, is_store: bool) -> float:

@@ -22,6 +22,7 @@ from ...dialects.expr import Expr, IndexMap, const, dim, dims_subs, linear_coeff
 from ...dialects.expr.ranges import RangeEnv
 from ...dialects.nd.base import ExprsAttr
 from ...dialects.nd.types import c128
+from ..analysis.accesses.neighbours import Adjacency
 from ..analysis.dependences import memory_of
 from ..analysis.nest_access import NestAccess
 from ..analysis.nest_key import is_nest_in_memory
@@ -65,21 +66,17 @@ def _side_by_side(nest: loop.NestOp, symbols: RangeEnv) -> tuple[list[loop.Store
     if any(op.regions or isinstance(op, loop.RandomOp) for op in ops):
         return None
     info = NestAccess(nest, symbols)
-    accesses = [info.access[op] for op in stores]
-    first = accesses[0]
-    read = {memory_of(a.buffer) for a in info.root.accesses if not a.is_store}
-    if any(a.buffer is not first.buffer or a.mode != "set" for a in accesses) or memory_of(first.buffer) in read or first.dtype == c128:
+    loads = [a for a in info.root.accesses if not a.is_store]
+    memory = {memory_of(a.buffer) for a in loads}
+    if info.opaque or any(memory_of(out) in memory for out in nest.outs) or any(op.value.type != stores[0].value.type for op in stores):
         return None
-    if info.opaque or any(op.mask is not None or op.value.type != stores[0].value.type for op in stores):
+    groups = ((one.dim, Adjacency(info, one.dim).groups(nest.block).get(stores[0])) for one in info.root.loops)
+    along, group = next(((d, g) for d, g in groups if g is not None and len(g.members) == len(stores)), (None, None))
+    if along is None or group is None or group.members[0].dtype == c128:
         return None
-    distances = {op: (a.offset - first.offset).value for op, a in zip(stores, accesses, strict=True)}
-    begin = min((d for d in distances.values() if d is not None), default=0)
-    inside = [one for one in info.root.loops if linear_coeff(first.offset, one.dim) is const(len(stores))]
-    if {d if d is None else d - begin for d in distances.values()} != set(range(len(stores))) or not inside:
-        return None
-    if any((linear_coeff(a.offset, inside[0].dim) or const(-1)).value not in (0, 1) for a in info.root.accesses if not a.is_store):
+    if any((linear_coeff(a.offset, along) or const(-1)).value not in (0, 1) for a in loads):
         return None  # as they lie in memory for what they are computed from, too
-    stores.sort(key=lambda op: distances[op] or 0)
+    stores = [a.op for a in group.members if isinstance(a.op, loop.StoreOp)]
     places = [_place(op, info) for op in stores]
     differing = [k for k, parts in enumerate(zip(*places, strict=True)) if any(e is not parts[0] for e in parts)]
     if len(differing) != 1 or [(p[differing[0]] - places[0][differing[0]]).value for p in places] != list(range(len(stores))):

@@ -14,20 +14,18 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import BlockArgument, Operation, SSAValue
+from xdsl.ir import Operation
 
 from ...dialects import loop
-from ...dialects.expr import Expr, const, dim, exact_quotient, linear_coeff
+from ...dialects.expr import const, exact_quotient, linear_coeff
 from ...dialects.expr.ranges import RangeEnv
-from ...dialects.nd.base import ExprsAttr
 from ...dialects.nd.types import c128
 from ..analysis.dependences import memory_of
 from ..analysis.nest_access import Access, Loop, NestAccess
 from ..analysis.nest_key import is_nest_in_memory
-from ..analysis.reduction_kinds import Cursor
 from ..analysis.schedule_attrs import GPU, schedule_table
 from ..analysis.symbols import symbol_facts
-from ..loop.transform.loop_rewrite import Place, clone_into, drop_index, index_op
+from ..loop.transform.unroll_and_jam import unroll_and_jam
 from ..manager.pass_manager import Pass
 
 MIN_HALF_TRIPS = 16
@@ -46,15 +44,14 @@ class GpuNeighbours(Pass):
         symbols, _ = symbol_facts(op)
         for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
             assert isinstance(nest, loop.NestOp)
-            if GPU not in schedule_table(nest) and (found := _loop(nest, symbols)) is not None:
-                number, half = found
-                write_twice(nest, number, half, symbols)
+            if GPU not in schedule_table(nest) and (number := _loop(nest, symbols)) is not None:
+                unroll_and_jam(nest, number, 2, symbols)
                 self.statistic("num-paired")
                 self.remark(nest, f"two neighbours of {nest.loop_sizes[number] * 2} are computed at once", kind="applied")
 
 
-def _loop(nest: loop.NestOp, symbols: RangeEnv) -> tuple[int, Expr] | None:
-    """The loop of a nest, by number, along which its results lie side by side and what it loads only along the half; and half its size."""
+def _loop(nest: loop.NestOp, symbols: RangeEnv) -> int | None:
+    """The loop of a nest, by number, along which its results lie side by side and what it loads only along the half."""
     ops = list(nest.block.ops)
     if len(ops) > MAX_BODY_OPS or any(op.regions or isinstance(op, loop.RandomOp | loop.BoundOp) for op in ops):
         return None
@@ -67,9 +64,8 @@ def _loop(nest: loop.NestOp, symbols: RangeEnv) -> tuple[int, Expr] | None:
         for other in info.root.loops:
             if _is_half(one, other) and _come_apart(stores, loads, one, other):
                 number = one.positions[0]
-                half = exact_quotient(nest.loop_sizes[number], const(2))
-                if half is not None:
-                    return number, half
+                if exact_quotient(nest.loop_sizes[number], const(2)) is not None:
+                    return number
     return None
 
 
@@ -96,33 +92,3 @@ def _step(access: Access, one: Loop) -> int | None:
     """How many elements apart iterations of a loop are in an access, where that is known."""
     step = linear_coeff(access.offset, one.dim)
     return None if step is None else step.value
-
-
-def write_twice(nest: loop.NestOp, number: int, half: Expr, symbols: RangeEnv) -> None:
-    """Give a loop of a nest half its iterations, each of which does what two did."""
-    block, old = nest.block, nest.indices[number]
-    ops = [op for op in block.ops if isinstance(op, loop.StoreOp) or _needs(op, old)]
-    index = block.insert_arg(old.type, number)
-    index.name_hint = old.name_hint
-    sizes = list(nest.loop_sizes)
-    sizes[number] = half
-    nest.properties["sizes"] = ExprsAttr.get(sizes)
-    at = Cursor(block)
-    for side in (0, 1):
-        place: Place = (dim(0) * 2 + side, [index])
-        made = at.place(index_op(*place)).results[0]
-        values: dict[SSAValue, SSAValue] = {old: made}
-        for op in ops:
-            at.place(clone_into(op, values, {made: place}, symbols))
-        drop_index(made)
-    for op in reversed(ops):
-        op.detach()
-        op.erase()
-    assert isinstance(old, BlockArgument)
-    block.erase_arg(old)
-
-
-def _needs(op: Operation, value: SSAValue) -> bool:
-    return any(
-        v is value or (isinstance(v.owner, Operation) and v.owner.parent is op.parent and _needs(v.owner, value)) for v in op.operands
-    )

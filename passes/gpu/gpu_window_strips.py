@@ -10,23 +10,24 @@ along that loop are copied side by side first. The counterpart elsewhere: unroll
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, StringAttr
-from xdsl.ir import BlockArgument, Operation, SSAValue
+from xdsl.ir import SSAValue
 
 from ...dialects import loop, mem
-from ...dialects.expr import ONE, ZERO, IndexMap, as_expr, const, dim, free_dims, linear_coeff, strides_contiguous
+from ...dialects.expr import ONE, ZERO, IndexMap, const, dim, free_dims, linear_coeff, strides_contiguous
 from ...dialects.expr.ranges import RangeEnv
-from ...dialects.nd.base import ExprsAttr
 from ..analysis.dependences import memory_of
 from ..analysis.nest_access import Access, Loop, NestAccess, Node
 from ..analysis.nest_key import is_nest_in_memory
 from ..analysis.reduction_kinds import Cursor, combine
 from ..analysis.schedule_attrs import GPU, schedule_table
 from ..analysis.symbols import symbol_facts
-from ..loop.transform.loop_rewrite import Place, clone_into, drop_index, index_op
+from ..loop.transform.loop_rewrite import Place, drop_index, index_op
+from ..loop.transform.split_loop import Values
+from ..loop.transform.unroll_and_jam import Copies, unroll_and_jam
 from ..manager.pass_manager import Pass
 from .tiles.window_tiles import lane_of, overlap
 
@@ -130,8 +131,8 @@ def lay_side_by_side(nest: loop.NestOp, access: Access, axis: int) -> None:
     dims = source.type.dims
     order = [k for k in range(len(dims)) if k != axis] + [axis]
     steps = dict(zip(order, strides_contiguous([dims[k] for k in order]), strict=True))
-    kind = mem.BufferType.get(dims, source.type.element_type, [steps[k] for k in range(len(dims))], 0, source.type.device.data)
-    made = mem.AllocOp.create(result_types=[kind], properties={"kind": StringAttr("arena")}, location=op.location)
+    strides = [steps[k] for k in range(len(dims))]
+    made = mem.AllocOp.arena(dims, source.type.element_type, source.type.device.data, strides=strides, location=op.location)
     copy = loop.NestOp.build_nest(dims, [made.result], op.location)
     at, everywhere = Cursor(copy.block), IndexMap(len(dims), tuple(dim(k) for k in range(len(dims))))
     value = at.place(loop.LoadOp.new(source, everywhere, copy.indices, location=op.location)).results[0]
@@ -143,65 +144,24 @@ def lay_side_by_side(nest: loop.NestOp, access: Access, axis: int) -> None:
     op.operands = [made.result, *op.operands[1:]]
 
 
-@dataclass
-class _Copies:
-    """Places copies of operations; equal ones once."""
-
-    at: Cursor
-    symbols: RangeEnv
-    known: dict[tuple[object, ...], Operation] = field(default_factory=dict)
-
-    def add(self, op: Operation, values: dict[SSAValue, SSAValue], places: Mapping[SSAValue, Place]) -> None:
-        made = clone_into(op, values, places, self.symbols)
-        key = (type(made), *made.operands, *sorted(made.properties.items(), key=lambda item: item[0]), *made.result_types)
-        known = self.known.setdefault(key, made) if made.results else made
-        if known is made:
-            self.at.place(made)
-            return
-        values.update(zip(op.results, known.results, strict=True))
-        made.erase()
-
-
 def write_strip(nest: loop.NestOp, strip: Strip, symbols: RangeEnv) -> None:
     """Give a loop of a nest as many iterations as there are strips, each of which does what those of its windows did."""
-    block, old, ops = nest.block, nest.indices[strip.loop], list(nest.block.ops)
-    index = block.insert_arg(old.type, strip.loop)
-    index.name_hint = old.name_hint
-    sizes = list(nest.loop_sizes)
-    sizes[strip.loop] = as_expr((sizes[strip.loop].value or 0) // strip.length)
-    nest.properties["sizes"] = ExprsAttr.get(sizes)
-    copies = _Copies(Cursor(block), symbols)
-    windows: list[dict[SSAValue, SSAValue]] = []
-    places: dict[SSAValue, Place] = {}
-    for k in range(strip.length):
-        place: Place = (dim(0) * strip.length + k, [index])
-        made = copies.at.place(index_op(*place)).results[0]
-        places[made] = place
-        windows.append({old: made})
-    for op in ops:
-        if op is strip.sums:
-            _write_sums(copies.at, strip, windows, places, symbols)
-            continue
-        for values in windows:
-            copies.add(op, values, places)
-    for op in reversed(ops):
-        op.detach()
-        op.erase()
-    for made in places:
-        drop_index(made)
-    assert isinstance(old, BlockArgument)
-    block.erase_arg(old)
+
+    def sums(at: Cursor, windows: Sequence[Values], places: Mapping[SSAValue, Place]) -> None:
+        _write_sums(at, strip, windows, places, symbols)
+
+    unroll_and_jam(nest, strip.loop, strip.length, symbols, {strip.sums: sums})
 
 
 def _write_sums(
-    at: Cursor, strip: Strip, windows: Sequence[dict[SSAValue, SSAValue]], places: Mapping[SSAValue, Place], symbols: RangeEnv
+    at: Cursor, strip: Strip, windows: Sequence[Values], places: Mapping[SSAValue, Place], symbols: RangeEnv
 ) -> None:
     """The sums of all windows in one loop, the places along the strip as straight code."""
     sums = strip.sums
     sizes = [e for k, e in enumerate(sums.loop_sizes) if k != strip.inner]
     new = loop.ReduceOp.build_reduce(sizes, ["sum"] * strip.length, [sums.result_types[0]] * strip.length)
     new.location = sums.location
-    inside = _Copies(Cursor(new.block), symbols)
+    inside = Copies(Cursor(new.block), symbols)
     outer = [v for k, v in enumerate(sums.indices) if k != strip.inner]
     terms: list[list[SSAValue]] = [[] for _ in windows]
     numbers: list[SSAValue] = []

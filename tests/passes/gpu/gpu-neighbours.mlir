@@ -9,8 +9,8 @@
 // CHECK-LABEL: func.func @shuffle
 // CHECK:      loop.nest (%c = 3, %h = 64, %w = 32) outs(%o = %y : !mem.buffer<3 x 64 x 64 x f32>) {
 // CHECK-NEXT:   %[[A:.*]] = loop.load %x[%c * 4 + (%h mod 2) * 2, %h floordiv 2, %w] : !mem.buffer<12 x 32 x 32 x f32> -> f32
-// CHECK-NEXT:   loop.store %[[A]], %o[%c, %h, %w * 2] : f32, !mem.buffer<3 x 64 x 64 x f32>
 // CHECK-NEXT:   %[[B:.*]] = loop.load %x[%c * 4 + (%h mod 2) * 2 + 1, %h floordiv 2, %w] : !mem.buffer<12 x 32 x 32 x f32> -> f32
+// CHECK-NEXT:   loop.store %[[A]], %o[%c, %h, %w * 2] : f32, !mem.buffer<3 x 64 x 64 x f32>
 // CHECK-NEXT:   loop.store %[[B]], %o[%c, %h, %w * 2 + 1] : f32, !mem.buffer<3 x 64 x 64 x f32>
 // CHECK-NEXT: } attributes {label = "shuffle"}
 func.func @shuffle(%x: !mem.buffer<12 x 32 x 32 x f32>) -> !mem.buffer<3 x 64 x 64 x f32> {
