@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xdsl.dialects.builtin import ModuleOp
 
@@ -13,37 +15,62 @@ from ...worker_pool import serve
 from ..errors import ExploreError
 from .messages import message_of, parsed
 
+if TYPE_CHECKING:
+    from ...opt.verify_results import ResultVerifier
+
 SECONDS = 0.2
 """How long the two programs are repeated together, at least ROUNDS times each."""
 ROUNDS = 5
+BASES = 4
+"""Programs as they were whose results are kept: one is edited, or compiled again, several times."""
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Run `text` and `base` (the program as it was) on the same random inputs: `errors` of the text, or `results`, what differs in each
     of them ("" for nothing), and `us` and `base_us`, medians of calls in turn, where kernels do not run in the interpreter."""
+    from ...opt.verify_results import difference
+
+    text, file = request["text"], request["file"]
+    try:
+        module = parsed(text, file)
+    except StepwellError as error:
+        return {"errors": [message_of(error)]}
+    try:
+        base = _base(request["base"], file, request.get("seed", 0))
+        module = _runnable(module)
+        interpreted = isinstance(machine_of(module), Gpu)
+        found = base.results if interpreted and text == request["base"] else base.verifier.results(module, interpret=False)
+    except Exception as error:  # the edited program's, whatever it is
+        return {"errors": [message_of(error)]}
+    if found.keys() != base.results.keys():
+        return {"errors": [{"line": 0, "column": 0, "message": f"it has {len(found)} results, the program had {len(base.results)}"}]}
+    results = [{"name": name, "difference": difference(base.results[name], value, None) or ""} for name, value in found.items()]
+    return {"results": results, **({} if interpreted else _times(module, base.module))}
+
+
+@dataclass
+class Base:
+    """A program as it was, with its inputs (those of `verifier`) and results."""
+
+    module: ModuleOp
+    verifier: ResultVerifier
+    results: dict[str, Any]
+
+
+@lru_cache(BASES)
+def _base(text: str, file: str, seed: int) -> Base:
+    """Its kernels are run once, and not at each question: on a GPU that need not be there they are interpreted, program by program."""
     from ....dialects.host import ProgramOp
     from ...backend.compile_graph import context
     from ...opt.inputs import entry_function
-    from ...opt.verify_results import ResultVerifier, difference
+    from ...opt.run import inputs_of, kept_arguments
+    from ...opt.verify_results import ResultVerifier
 
-    try:
-        module = parsed(request["text"], request["file"])
-    except StepwellError as error:
-        return {"errors": [message_of(error)]}
-    base = parsed(request["base"], request["file"])
-    try:
-        module, base = _runnable(module), _runnable(base)
-        verifier = ResultVerifier.of(base, context(), None, None, request.get("seed", 0), None)
-        if isinstance(entry_function(base, None), ProgramOp):  # it may spoil arguments, and does not say which
-            verifier.kept = set()
-        found = verifier.results(module, interpret=False)
-        wanted = verifier.results(base, interpret=False)
-    except Exception as error:  # the edited program's, whatever it is
-        return {"errors": [message_of(error)]}
-    if found.keys() != wanted.keys():
-        return {"errors": [{"line": 0, "column": 0, "message": f"it has {len(found)} results, the program had {len(wanted)}"}]}
-    results = [{"name": name, "difference": difference(wanted[name], value, None) or ""} for name, value in found.items()]
-    return {"results": results, **_times(module, base)}
+    module = _runnable(parsed(text, file))
+    program = isinstance(entry_function(module, None), ProgramOp)  # it may spoil arguments, and does not say which
+    kept = set() if program else kept_arguments(module, None)
+    verifier = ResultVerifier(context(), inputs_of(module, None, None, seed), None, seed, None, kept)
+    return Base(module, verifier, verifier.results(module, interpret=False))
 
 
 def _runnable(module: ModuleOp) -> ModuleOp:
@@ -71,8 +98,6 @@ def _times(module: ModuleOp, base: ModuleOp) -> dict[str, float]:
     from ...backend.compile_graph import context
     from ...opt.run_ir import run_module
 
-    if isinstance(machine_of(module), Gpu):
-        return {}
     times: dict[str, list[float]] = {"us": [], "base_us": []}
     first: list[float] = []
     run_module(base, context(), None, repeat=1, seconds=first)
