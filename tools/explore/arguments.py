@@ -18,14 +18,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--serve", action="store_true", help="serve the page on this machine: it also reruns and runs what is edited")
     parser.add_argument("--port", type=int, default=0, help="port of --serve (default: a free one)")
     parser.add_argument("--about", metavar="NAME", action="append", default=[], help="print what became of a value or of file.py:12")
+    parser.add_argument("--against", metavar="FILE", help="print what differs from a .json file written before")
     parser.add_argument("--disable-pass", metavar="PASS", action="append", default=[], help="leave a pass out")
     parser.add_argument("--measure", action="store_true", help="run each kernel by itself too")
     add_target(parser)
     add_directives(parser)
     given = parser.parse_args(arguments)
     given.options = {**directives(given), "disable_passes": given.disable_pass}
-    if not (given.json or given.html or given.about or given.serve):
-        parser.error("say what to do: --html FILE, --serve, --json FILE or --about NAME")
+    if not (given.json or given.html or given.about or given.against or given.serve):
+        parser.error("say what to do: --html FILE, --serve, --json FILE, --about NAME or --against FILE")
     if given.target.endswith(".json") and (given.measure or given.gpu or any(given.options.values())):
         parser.error("what is overruled or measured is compiled again: give the program, not a .json file")
     if given.measure and given.gpu:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -11,31 +11,34 @@ from xdsl.ir import SSAValue
 
 from ...passes.manager.instrumentation import print_ir
 from .printed import stable_lines
-from .tables import Pool
+from .tables import Origins, Pool
 
 CONTEXT_LINES = 3
 
 
 @dataclass
 class Snapshot:
-    """A module at some point: its text, and its lines with names that stay."""
+    """A module at some point: its text, its lines with names that stay, and line (from 1) -> the origins of the operation there."""
 
     text: str
     keys: list[str]
+    places: dict[int, list[int]] = field(default_factory=dict)
 
     @staticmethod
-    def of(text: str, module: ModuleOp, names: dict[SSAValue, str]) -> Snapshot:
-        return Snapshot(text, stable_lines(module, names))
+    def of(text: str, module: ModuleOp, names: dict[SSAValue, str], origins: Origins) -> Snapshot:
+        keys, lines = stable_lines(module, names)
+        return Snapshot(text, keys, {line: found for op, line in lines.items() if (found := origins.of(op.location))})
 
-    def next(self, module: ModuleOp, names: dict[SSAValue, str]) -> Snapshot:
+    def next(self, module: ModuleOp, names: dict[SSAValue, str], origins: Origins) -> Snapshot:
         """The module now; this one where it is as it was."""
         text = print_ir(module)
-        return self if text == self.text else Snapshot.of(text, module, names)
+        return self if text == self.text else Snapshot.of(text, module, names, origins)
 
 
 def change(before: Snapshot, after: Snapshot, texts: Pool) -> dict[str, Any]:
     """`added` and `removed` lines, and either `diff`, the place of a unified difference, or `before` and `after`, those of whole texts
-    where these add less to what is kept, with `changed`, ranges of their lines from 0; nothing where nothing changed."""
+    where these add less to what is kept, with `changed`, ranges of their lines from 0; `removed_at` and `added_at`, each line (from 1)
+    with the origins of its operation; nothing where nothing changed."""
     if after is before or after.keys == before.keys:
         return {}
     matcher = SequenceMatcher(None, before.keys, after.keys)
@@ -43,11 +46,17 @@ def change(before: Snapshot, after: Snapshot, texts: Pool) -> dict[str, Any]:
     changed = [code for group in groups for code in group if code[0] != "equal"]
     removed, added = sum(b - a for _, a, b, _, _ in changed), sum(d - c for _, _, _, c, d in changed)
     data: dict[str, Any] = {"added": added, "removed": removed}
+    ranges = [(code[1], code[2], code[3], code[4]) for code in changed]
+    data["removed_at"] = _places(before, [(a, b) for a, b, _, _ in ranges])
+    data["added_at"] = _places(after, [(c, d) for _, _, c, d in ranges])
     difference = _unified(groups, before.text.splitlines(), after.text.splitlines())
     if len(difference) < sum(len(text) for text in (before.text, after.text) if text not in texts):
         return {**data, "diff": texts.place(difference)}
-    ranges = [[a, b, c, d] for _, a, b, c, d in changed]
-    return {**data, "before": texts.place(before.text), "after": texts.place(after.text), "changed": ranges}
+    return {**data, "before": texts.place(before.text), "after": texts.place(after.text), "changed": [list(one) for one in ranges]}
+
+
+def _places(side: Snapshot, ranges: list[tuple[int, int]]) -> list[list[int]]:
+    return [[line, *side.places[line]] for a, b in ranges for line in range(a + 1, b + 1) if line in side.places]
 
 
 def _unified(groups: list[list[tuple[str, int, int, int, int]]], old: list[str], new: list[str]) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from ..explain.blocks import duration, size
 
 SUMS = ("bytes", "predicted_us", "measured_us", "flops")
 
@@ -27,3 +29,21 @@ def _graphs(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, An
     found["parted"], found["joined"] = sorted(pairs[0] - pairs[1]), sorted(pairs[1] - pairs[0])
     found["directives"] = after["plan"]["directives"]
     return found
+
+
+def text_of(comparison: Sequence[Mapping[str, Any]]) -> str:
+    """A comparison for people: a line for what two documents differ in, graph by graph."""
+    lines: list[str] = []
+    for one in comparison:
+        lines.append(f"{one['title']}: {one['steps'][0]} -> {one['steps'][1]} steps")
+        for name, text in _TEXTS.items():
+            before, after = one[name]
+            if before or after:
+                lines.append(f"  {name.removesuffix('_us')}: {text(before)} -> {text(after)}")
+        lines += [f"  {title}: {', '.join(one[key])}" for key, title in _TOLD.items() if one[key]]
+        lines += [f"  {d['text']}: {'granted' if d['granted'] else 'refused'}, {d['reason']}" for d in one["directives"]]
+    return "\n".join(lines)
+
+
+_TEXTS = {"bytes": size, "peak": size, "predicted_us": duration, "measured_us": duration}
+_TOLD = {"only_before": "steps that are gone", "only_after": "new steps", "parted": "no longer fused", "joined": "fused now"}

@@ -151,6 +151,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found.write_html(given.html)
         for name in given.about:
             _print_about(found, name)
+        if given.against is not None:
+            _print_difference(found, given.against)
         if given.serve:
             _serve(found, again, given.port)
         return 0
@@ -206,3 +208,9 @@ def _print_about(found: Exploration, name: str) -> None:
 
     for one in found.about(name):
         print(text_of(one))
+
+
+def _print_difference(found: Exploration, path: str) -> None:
+    from .compare import compare, text_of
+
+    print(text_of(compare(read(path).data, found.data)))

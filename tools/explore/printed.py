@@ -32,12 +32,13 @@ def printed(module: ModuleOp, *, without: Collection[Operation] = ()) -> Printed
     return Printed(text, spans, printer._ssa_values)
 
 
-def stable_lines(module: ModuleOp, names: dict[SSAValue, str]) -> list[str]:
+def stable_lines(module: ModuleOp, names: dict[SSAValue, str]) -> tuple[list[str], dict[Operation, int]]:
     """The lines of a module's text with names of values that later texts repeat, whatever is put in or taken out between: what lines are
-    told apart by. `names` is what was named so far, and grows."""
+    told apart by. And the line (from 1) on which each operation begins. `names` is what was named so far, and grows."""
     out = StringIO()
-    _Stable(out, names).print_op(module)
-    return out.getvalue().splitlines()
+    printer = _Stable(out, names)
+    printer.print_op(module)
+    return out.getvalue().splitlines(), printer.lines
 
 
 class _Tracker(Printer):
@@ -60,6 +61,11 @@ class _Stable(Printer):
     def __init__(self, stream: StringIO, names: dict[SSAValue, str]) -> None:
         super().__init__(stream=stream)
         self._known = names
+        self.lines: dict[Operation, int] = {}
+
+    def print_op(self, op: Operation) -> None:
+        self.lines[op] = self._current_line + 1
+        super().print_op(op)
 
     def print_ssa_value(self, value: SSAValue) -> str:
         name = self._known.get(value)

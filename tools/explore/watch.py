@@ -18,6 +18,7 @@ from ...passes.cost.machine import Machine
 from ...passes.cost.machine.cpu import SERVER
 from ...passes.manager.instrumentation import Remark, active_run
 from ...passes.manager.pipeline_text import pass_text
+from ...passes.manager.pipelines import LOWERINGS
 from ..explain.collect import Collector, function_of
 from ..explain.model import Graph
 from .changes import Snapshot, change
@@ -70,7 +71,7 @@ class Watcher(Collector):
             found.levels.append(fx_level(gm, readable(gm), found.origins))
         found.levels.append(first)
         self._names, self._counts, self._module = {}, {}, module
-        self._before = Snapshot.of(text.text, module, self._names)
+        self._before = Snapshot.of(text.text, module, self._names, found.origins)
         self._start()
         self._stage_clock = self._clock
 
@@ -79,10 +80,13 @@ class Watcher(Collector):
         if module is not self._module or self._before is None:  # on a part that another pass has lent to a module of its own
             return
         seconds = perf_counter() - self._clock
-        after = self._before.next(module, self._names)
+        after = self._before.next(module, self._names, self.records[-1].origins)
         data: dict[str, Any] = {"name": p.name, "text": pass_text(p), "seconds": round(seconds, 6)}
         data.update(change(self._before, after, self.tables.texts))
-        optional = {"statistics": self._statistics(p.name), "rewrites": list(self._rewrites.values()), "remarks": self._remarks}
+        optional = {
+            "needed": p.name in LOWERINGS, "statistics": self._statistics(p.name), "rewrites": list(self._rewrites.values()),
+            "remarks": self._remarks,
+        }  # fmt: skip
         data.update((key, value) for key, value in optional.items() if value)
         self._stage.append(data)
         self._before = after

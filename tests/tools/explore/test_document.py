@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from pathlib import Path
+from time import process_time
 
 import pytest
 import torch
@@ -107,7 +109,11 @@ def test_passes_tell_what_they_changed(scores):
                 assert sum(line.startswith("-") for line in lines) == one["removed"]
             for a, b, c, d in one.get("changed", ()):
                 assert b <= len(texts[one["before"]].splitlines()) and d <= len(texts[one["after"]].splitlines()) and (a, c) != (b, d)
+            for line, *places in one.get("added_at", ()):
+                assert places and line >= 1 and all(0 <= k < len(graph["origins"]) for k in places)
         lowered = next(one for one in graph["passes"] if one["name"] == "nd-to-loop")
+        came = {k for _, _, c, d in lowered["changed"] for k in range(c + 1, d + 1)}
+        assert lowered["needed"] and {line for line, *_ in lowered["added_at"]} <= came
         assert "nd." in texts[lowered["before"]] and "loop.nest" in texts[lowered["after"]]
     rules = [one for graph in scores.data["graphs"] for p in graph["passes"] for one in p.get("rewrites", ())]
     assert rules and all(one["count"] > 0 and one["op"].startswith("nd.") for one in rules)
@@ -224,6 +230,40 @@ def test_dynamic_sizes():
     assert graph["kernels"][0]["bytes"] > 0
 
 
+def test_two_documents_are_compared_in_a_terminal(scores, tmp_path, capsys):
+    scores.write_json(tmp_path / "a.json")
+    assert tool.main([str(tmp_path / "a.json"), "--against", str(tmp_path / "a.json")]) == 0
+    said = capsys.readouterr().out
+    steps = len(scores.data["graphs"][0]["kernels"])
+    assert f"graph 1 (forward): {steps} -> {steps} steps" in said and "predicted: " in said and "new steps" not in said
+    other = json.loads(scores.json())
+    other["graphs"][0]["plan"]["pairs"][0]["fused"] ^= True
+    other["graphs"][0]["kernels"][0]["label"] = "another"
+    Path(tmp_path / "b.json").write_text(json.dumps(other))
+    assert tool.main([str(tmp_path / "b.json"), "--against", str(tmp_path / "a.json")]) == 0
+    said = capsys.readouterr().out
+    assert "new steps: another" in said and ("no longer fused: " in said or "fused now: " in said)
+
+
+@pytest.mark.long
+def test_any_ten_values_of_a_block_are_answered_from_its_file(block, tmp_path):
+    """By a script that has the JSON alone: line, nest, reason, bytes and time, in less than a minute."""
+    block.write_json(tmp_path / "block.json")
+    begin = process_time()
+    found = tool.read(tmp_path / "block.json")
+    names = [name for graph in found.data["graphs"] for name in graph["plan"]["operators"]]
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    for name in random.Random(seed).sample(names, 10):
+        for answer in found.about(name):
+            assert answer["lines"] and answer["source"], name
+            assert answer["gone"] or answer["kernels"] or set(answer["operations"]) <= {"fx", "import", "nd", "loop", "mem"}, name
+            assert all(one["label"] and one["bytes"] > 0 and one["predicted_us"] > 0 for one in answer["kernels"])
+            assert all(one["reason"] for one in answer["joins"])
+            assert all(one["readers"] or one["group"] is not None for one in answer["nests"])
+    assert process_time() - begin < 60
+
+
 @pytest.mark.long
 def test_a_block_in_training_is_a_small_document(block):
     assert len(block.json()) < 3_000_000 and len(block.html()) < 1_000_000
@@ -237,8 +277,9 @@ def test_a_change_is_a_difference_or_two_texts():
     pool = Pool()
     before = snapshot(*(f"line {k}" for k in range(30)))
     assert change(before, before, pool) == {}
+    before.places = {20: [0], 21: [1, 2]}
     small = change(before, snapshot(*before.keys[:20], "new", *before.keys[21:]), pool)
-    assert (small["added"], small["removed"]) == (1, 1)
+    assert (small["added"], small["removed"], small["removed_at"], small["added_at"]) == (1, 1, [[21, 1, 2]], [])
     shown = [f" line {k}" for k in (17, 18, 19)] + ["-line 20", "+new"] + [f" line {k}" for k in (21, 22, 23)]
     assert pool.items[small["diff"]].splitlines() == ["@@ -18,7 +18,7 @@", *shown]
     whole = change(before, snapshot("other"), pool)

@@ -37,15 +37,16 @@ class Session:
         self._pool.close()
 
     def rerun(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Compile with other options: the new `document`, and the `comparison` with the first one. Raises ExploreError for other options
-        than RERUN_OPTIONS, and what compiling raises."""
+        """Compile with other options: the `comparison` with the first document, and the new `document` where it is asked for. Raises
+        ExploreError for other options than RERUN_OPTIONS, and what compiling raises."""
         options = given.get("options", {})
         if not isinstance(options, dict) or (unknown := [name for name in options if name not in RERUN_OPTIONS]):
             raise ExploreError(f"only {', '.join(RERUN_OPTIONS)} can be set, got {options if not isinstance(options, dict) else unknown}")
         with self._busy:
             found = self._again({**self.first.data["call"]["options"], **options}, bool(given.get("measure")))
             self._latest = found.data
-            return {"document": found.data, "comparison": compare(self.first.data, found.data)}
+            comparison = {"comparison": compare(self.first.data, found.data)}
+            return {**comparison, "document": found.data} if given.get("document", True) else comparison
 
     def results(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Whether the results of a graph are the first document's, by the latest `rerun`, with both times: `run`, see worker.py; None where
