@@ -93,6 +93,67 @@ def test_pointing_marks_until_the_pointer_leaves(shown):
     assert not shown.value(lines("loop", "marked"))
 
 
+def test_a_value_lights_up_its_operation_and_its_uses(shown):
+    """Not the operation of the line that is pointed at."""
+    name = shown.value(f"{line_with('nd', ' nd.matmul')}.querySelector('.t-name-variable').textContent")
+    use = f"[...document.querySelectorAll('[data-pane=\"nd\"] .line')].filter(l => l.textContent.includes('{name}'))[1]"
+    word = f"[...{use}.querySelectorAll('.t-name-variable')].find(w => w.textContent === '{name}')"
+    shown.value(f"{word}.dispatchEvent(new MouseEvent('mousemove', {{bubbles: true}}))")
+    marked = shown.value(lines("nd", "marked"))
+    assert "nd.matmul" in marked[0] and len(marked) > 1 and all(name in line for line in marked)
+    assert set(shown.value("[...document.querySelectorAll('[data-pane=\"nd\"] .value')].map(w => w.textContent)")) == {name}
+    assert any("loop.contract" in line for line in shown.value(lines("loop", "marked")))
+    shown.value("document.querySelector('[data-pane=\"nd\"] .scroll').dispatchEvent(new MouseEvent('mouseleave'))")
+
+
+def test_lines_of_the_program_tell_their_share_of_the_time(shown):
+    pane = shown.value("document.querySelector('.pane').dataset.pane")
+    shares = f"[...document.querySelectorAll('[data-pane=\"{pane}\"] .price')].map(p => parseInt(p.textContent) || 0)"
+    assert 99 <= sum(shown.value(shares)) <= 101
+    assert "of" in shown.value(f"document.querySelector('[data-pane=\"{pane}\"] .price[title]').title")
+
+
+def test_a_line_tells_its_reasons_and_what_it_is_in_the_other_graph(shown):
+    pane = shown.value("document.querySelector('.pane').dataset.pane")
+    shown.value(f"{line_with(pane, 'y = torch.softmax')}.click()")
+    details = shown.value("document.querySelector('.details').textContent")
+    assert "fused: " in details and "KiB" in details and "graph 2 (backward): " in details
+    shown.value("[...document.querySelectorAll('.details button')].find(b => b.textContent === 'show').click()")
+    assert shown.value("document.querySelector('header select').value") == "1"
+    assert "y = torch.softmax" in shown.value(lines(pane, "chosen"))[0]
+    shown.value("document.activeElement.blur()")
+    shown.key("g")
+    assert shown.value("document.querySelector('header select').value") == "0"
+
+
+def test_keys_lead_to_every_view_and_are_listed(shown):
+    for number, view in enumerate(VIEWS, 1):
+        shown.key(str(number))
+        assert shown.value("document.activeElement.id") == f"tab-{view}"
+    shown.key("n")
+    first = shown.value("document.querySelector('.passhead h2').textContent")
+    shown.key("n")
+    assert shown.value("document.querySelector('.passhead h2').textContent") != first
+    shown.key("p")
+    assert shown.value("document.querySelector('.passhead h2').textContent") == first
+    shown.key("?")
+    assert shown.value("document.querySelector('dialog').open")
+    assert "the next pass" in shown.value("document.querySelector('dialog').textContent")
+    shown.value("document.querySelector('dialog').close()")
+    shown.key("1")
+
+
+def test_a_rule_or_a_remark_leads_to_the_rows_that_it_is_about(shown):
+    shown.key("2")
+    shown.key("g")
+    assert "rule cse" in shown.value("document.querySelector('.why').textContent")
+    shown.value("document.querySelector('.why button.link').click()")
+    found = shown.value("[...document.querySelectorAll('.difference .line.found')].map(l => [l.textContent, l.title])")
+    assert any("nd.erf" in line and why == "rule cse" for line, why in found)
+    shown.key("g")
+    shown.key("1")
+
+
 def test_keys_alone_walk_choose_and_fold(shown):
     shown.value("document.querySelector('[data-pane=\"loop\"] .scroll').focus()")
     shown.key("Home")
@@ -117,6 +178,22 @@ def test_the_search_leads_to_a_line_of_any_level(shown):
     assert "llvm.fmuladd" in shown.value(lines("llvm", "chosen"))[0]
 
 
+def test_the_search_knows_places(shown, programs):
+    field = "document.querySelector('header input')"
+    for text, pane in ((f"programs.py:{programs.FIRST + 2}", "file:0"), ("mem:3", "mem")):
+        shown.value(f"{field}.value = ''; {field}.focus()")
+        shown.type(text)
+        shown.key("Enter")
+        assert text.rpartition(":")[2] in shown.value(lines(pane, "chosen"))[0]
+    shown.value(f"{field}.value = ''; {field}.focus()")
+    shown.type("nd.")
+    shown.key("ArrowDown")
+    shown.key("ArrowDown")
+    assert shown.value("document.activeElement === document.querySelectorAll('.found button')[1]")
+    shown.key("Escape")
+    assert shown.value("document.querySelector('.found').hidden")
+
+
 def test_passes_are_stepped_through(shown):
     shown.value("document.getElementById('tab-passes').click()")
     names = []
@@ -130,7 +207,7 @@ def test_passes_are_stepped_through(shown):
 
 def test_reasons_and_prices_are_listed_and_filtered(shown):
     shown.value("document.getElementById('tab-plan').click()")
-    count = "document.querySelectorAll('.plan .table:first-of-type tbody tr').length"
+    count = "document.querySelectorAll('.plan [aria-label^=Joins] tbody tr').length"
     everything = shown.value(count)
     assert everything > 0
     shown.value("document.querySelector('.plan input[type=search]').focus()")
@@ -138,6 +215,18 @@ def test_reasons_and_prices_are_listed_and_filtered(shown):
     assert 0 < shown.value(count) < everything
     shown.value(f"{button('gelu')}.click()")
     assert "gelu" in shown.value("document.querySelector('.details').textContent")
+
+
+def test_the_graph_of_nests_has_every_join_and_every_refusal(shown, scores):
+    plan = scores.data["graphs"][0]["plan"]
+    arcs = sum(len(pair["second"].split(", ")) for pair in plan["pairs"])
+    shown.key("3")
+    picture = "document.querySelector('.plan svg')"
+    assert shown.value(f"{picture}.querySelectorAll('path.arc').length") == arcs
+    assert shown.value(f"{picture}.querySelectorAll('path.refused').length") == sum(not pair["fused"] for pair in plan["pairs"])
+    assert all(one["label"] in shown.value(f"{picture}.textContent") for one in plan["loops"])
+    shown.value(f"{picture}.querySelector('.box').dispatchEvent(new MouseEvent('click', {{bubbles: true}}))")
+    assert shown.value("document.querySelector('.plan input[type=search]').value") == plan["pairs"][0]["first"]
 
 
 def test_pictures_and_the_other_graph(shown, file):
@@ -225,6 +314,20 @@ def test_text_of_a_program_is_never_markup(browser, scores, tmp_path):
         browser.value(f"document.getElementById('tab-{view}').click()")
     assert browser.value("document.querySelectorAll('img').length") == 0
     assert browser.value("document.title") == f"stepwell: {HOSTILE}"
+
+
+def test_of_a_long_line_the_letters_in_sight_have_colours(browser, scores, tmp_path):
+    data = json.loads(scores.json())
+    level = next(one for one in data["graphs"][0]["levels"] if one["name"] == "loop")
+    data["texts"][level["text"]] = " ".join(f"%v{k}" for k in range(20_000)) + "\n" + data["texts"][level["text"]]
+    Exploration(data).write_html(tmp_path / "long.html")
+    browser.open((tmp_path / "long.html").as_uri())
+    assert browser.value("document.querySelectorAll('*').length") < 5000
+    words = "[...document.querySelectorAll('[data-pane=\"loop\"] .line .t-name-variable')].map(w => w.textContent)"
+    assert "%v0" in browser.value(words) and "%v10000" not in browser.value(words)
+    browser.value("(box => { box.scrollLeft = box.scrollWidth / 2; })(document.querySelector('[data-pane=\"loop\"] .scroll'))")
+    assert "%v0" not in browser.until(f"({words}).some(w => /^%v\\d{{5}}$/.test(w)) && {words}")
+    assert browser.errors() == []
 
 
 def test_a_program_without_graphs_has_a_page(browser, scores, tmp_path):

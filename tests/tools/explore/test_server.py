@@ -19,6 +19,7 @@ from stepwell.tools.explore.server import worker
 from stepwell.tools.explore.server.http import ADDRESS, MAX_BODY_BYTES, TOKEN_HEADER, Server
 from stepwell.tools.explore.server.messages import message_of
 from stepwell.tools.explore.server.session import Session, text_of
+from stepwell.tools.opt.verify_results import ResultVerifier
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +188,23 @@ def test_a_pass_is_switched_off_or_there_is_none(session):
         session.rerun({"options": {"passes": {}}})
 
 
+def test_a_rerun_can_be_asked_for_the_comparison_alone(scores, programs):
+    found = Session(scores, lambda options, measure: scores).rerun({"document": False})
+    assert list(found) == ["comparison"]
+
+
+def test_a_program_as_it_was_is_run_once(monkeypatch):
+    """Edited again and again, and the same text on a GPU not even once more."""
+    runs = []
+    results = ResultVerifier.results
+    monkeypatch.setattr(ResultVerifier, "results", lambda self, *given, **named: runs.append(1) or results(self, *given, **named))
+    worker._base.cache_clear()
+    edited = {"text": ND.replace("nd.exp", "nd.tanh"), "base": ND, "file": "nd"}
+    for request, count in ((edited, 2), (edited, 3), ({**edited, "text": ND}, 3)):
+        assert worker.answer(request)["results"]
+        assert len(runs) == count
+
+
 def test_a_document_is_like_itself(scores):
     for one in compare(scores.data, scores.data):
         assert one["bytes"][0] == one["bytes"][1] > 0 and not one["only_before"] and not one["only_after"]
@@ -246,6 +264,12 @@ def test_the_page_reruns_and_edits(server, browser, scores, monkeypatch):
     browser.until(f"({table}).split('the same').length === 3")
     assert "granted, kept apart" in browser.value("document.querySelector('.said').textContent")
     browser.value("[...document.querySelectorAll('button')].find(b => b.textContent === 'show the first one').click()")
+    browser.value("[...document.querySelectorAll('button')].find(b => b.textContent === 'Switch off each pass in turn').click()")
+    rows = "[...document.querySelectorAll('.said tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
+    (first, second, *_) = browser.until(f"({rows}).length >= 2 && {rows}")
+    browser.value("[...document.querySelectorAll('button')].find(b => b.textContent === 'Stop').click()")
+    assert first[0] != second[0] and all(row[-1] == "the same" and "KiB" in row[2] for row in (first, second))
+    browser.until("[...document.querySelectorAll('button')].some(b => b.textContent === 'Switch off each pass in turn')")
     area = "document.querySelector('.editor textarea')"
     for old, new in (("arith.mulf", "arith.mulff"), ("arith.mulff", "arith.mulf")):
         browser.value(f"{area}.value = {area}.value.replace('{old}', '{new}'); {area}.dispatchEvent(new Event('input'))")

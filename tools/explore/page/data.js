@@ -44,6 +44,11 @@ function countText(n) {
   return `${Number(n.toPrecision(3))} G`;
 }
 
+/** A text in which words between backquotes are code. */
+function prose(text) {
+  return text.split("`").map((part, k) => (k % 2 ? h("code", {}, part) : part));
+}
+
 const fileName = (path) => path.replace(/^.*\//, "");
 
 /** One graph of a document, with what is asked of it often. */
@@ -53,6 +58,8 @@ class Graph {
     this.raw = data.graphs[number];
     this.levels = new Map(this.raw.levels.map((level) => [level.name, level]));
     this.lineOps = new Map();
+    this.operands = new Map();
+    this.measured = this.raw.kernels.length > 0 && this.raw.kernels.every((step) => step.measured_us);
     this.origins = this.raw.origins;
     this.files = [...new Set(this.origins.map((one) => one.file).filter((file) => file !== null))];
     this.stepsAt = new Map();  // "level:operation" -> step
@@ -112,6 +119,56 @@ class Graph {
       if (launched) return launched;
     }
     return undefined;
+  }
+
+  /** Operations of a level whose results an operation uses, in the order of the text. */
+  operandsOf(level, number) {
+    let found = this.operands.get(level);
+    if (!found) {
+      found = [];
+      this.levels.get(level).operations.forEach((op, k) => { for (const user of op.users ?? []) (found[user] ??= []).push(k); });
+      this.operands.set(level, found);
+    }
+    return found[number] ?? [];
+  }
+
+  /** The operation that a value at a line of a level comes from; undefined where it is an argument. */
+  definition(level, line, name) {
+    const ops = this.levels.get(level).operations, here = this.operationsByLine(level)[line];
+    if (here === undefined) return undefined;
+    return [here, ...this.operandsOf(level, here)].find((k) => ops[k].results?.includes(name));
+  }
+
+  /** The lines of a level at which the result of an operation stands. */
+  linesOfValue(level, number) {
+    const ops = this.levels.get(level).operations;
+    return new Set([number, ...(ops[number].users ?? [])].map((k) => ops[k].line));
+  }
+
+  /** What a step costs in microseconds: as it was measured, if all were. */
+  cost(step) {
+    return this.measured ? step.measured_us : step.predicted_us;
+  }
+
+  /** Line of a pane -> the share of the graph's time of the steps that it became, and what to say of it. A step of several lines of a
+   *  program counts for each of them in equal parts. */
+  prices(pane) {
+    const costs = new Map(), steps = this.raw.kernels, total = steps.reduce((sum, step) => sum + this.cost(step), 0);
+    for (const step of steps) {
+      const lines = this.linesOfStep(pane, step);
+      for (const line of lines) costs.set(line, (costs.get(line) ?? 0) + this.cost(step) / lines.length);
+    }
+    const how = this.measured ? "measured" : "predicted";
+    return new Map([...costs].map(([line, us]) => [line, { share: us / (total || 1), text: `${timeText(us)} of ${timeText(total)} (${how})` }]));
+  }
+
+  linesOfStep(pane, step) {
+    if (pane.file === undefined) {
+      const op = step.operations?.[pane.id];
+      return op === undefined ? [] : [pane.level.operations[op].line];
+    }
+    const file = this.data.sources[pane.file].file;
+    return [...new Set(step.places.filter((place) => place.file === file && place.line).map((place) => place.line))];
   }
 
   place(origin) {

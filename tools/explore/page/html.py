@@ -11,7 +11,7 @@ from pathlib import Path
 from ...highlight.rules import RULES
 from .component import component
 
-PARTS = ("data", "viewer", "levels", "passes", "plan", "pictures", "report", "editor", "server", "main")
+PARTS = ("data", "viewer", "levels", "passes", "plan", "fusion", "pictures", "report", "editor", "server", "main")
 """The program's files, in the order in which they stand."""
 
 

@@ -1,6 +1,8 @@
 // The panes: the program and every level side by side, linked.
 
 const WIDE_PIXELS = 900;
+/** How much the details show of each kind. */
+const MAX_LINKS = 12, MAX_STEPS = 4, MAX_REASONS = 3;
 
 class LevelsView {
   constructor(app) {
@@ -23,7 +25,14 @@ class LevelsView {
     this.viewers = new Map();
     this.chosen = [];
     this.draw();
+    for (const pane of this.all) if (pane.file !== undefined && this.open.has(pane.id)) this.viewers.get(pane.id).reveal(this.firstLine(pane));
     this.describe(null);
+  }
+
+  /** The first line of a file from which something of the graph comes. */
+  firstLine(pane) {
+    const lines = this.graph.origins.flatMap((one) => (one.file === pane.file && one.line ? [one.line] : []));
+    return lines.length ? lines.reduce((a, b) => Math.min(a, b)) : 1;
   }
 
   draw() {
@@ -46,8 +55,8 @@ class LevelsView {
     if (!viewer) {
       const source = pane.file !== undefined ? this.graph.data.sources[pane.file] : pane.level;
       const folds = new Map((pane.level?.operations ?? []).flatMap((op) => (op.end ? [[op.line, op.end]] : [])));
-      viewer = new Viewer(pane.title, this.graph.text(source.text), pane.level?.language ?? "python", folds, {
-        hover: (line) => this.mark(line ? this.graph.originsOfLine(pane, line) : this.chosen),
+      viewer = new Viewer(pane.title, this.graph.text(source.text), pane.level?.language ?? "python", folds, this.graph.prices(pane), {
+        hover: (line, value) => this.hover(pane, line, value),
         choose: (line) => this.choose(pane, line),
       });
       this.viewers.set(pane.id, viewer);
@@ -61,6 +70,16 @@ class LevelsView {
     for (const pane of this.all) if (this.open.has(pane.id)) this.viewers.get(pane.id).mark(this.graph.linesOf(pane, origins));
   }
 
+  /** Mark what belongs to a line or, where a value is pointed at, to the operation that it comes from; its uses in the same pane, too. */
+  hover(pane, line, value) {
+    if (!line) return this.mark(this.chosen);
+    const number = value && pane.level ? this.graph.definition(pane.id, line, value) : undefined;
+    this.mark(number === undefined ? this.graph.originsOfLine(pane, line) : pane.level.operations[number].at ?? []);
+    if (!value) return undefined;
+    const viewer = this.viewers.get(pane.id);
+    return viewer.mark(number === undefined ? viewer.marked : this.graph.linesOfValue(pane.id, number), value);
+  }
+
   /** Scroll every pane but one to the first of its marked lines, where none is in sight. */
   bring(besides) {
     for (const pane of this.all) {
@@ -71,6 +90,7 @@ class LevelsView {
   }
 
   choose(pane, line) {
+    this.at = [pane, line];
     for (const [id, viewer] of this.viewers) if (id !== pane.id) viewer.chosen = 0;
     this.chosen = this.graph.originsOfLine(pane, line);
     this.describe(pane, line);
@@ -98,51 +118,99 @@ class LevelsView {
   describe(pane, line) {
     this.details.classList.toggle("idle", !pane);
     if (!pane) {
-      this.details.replaceChildren(h("p", {}, "Point at a line to see what belongs to it in the other panes. Click it, or press Enter, to keep that."));
+      this.details.replaceChildren(h("p", {}, "Point at a line or a value to see what belongs to it in the other panes. Click a line, or press Enter, to keep that " +
+        "and read what became of it. Press ? for all keys."));
       return;
     }
     const number = pane.level && this.graph.operationsByLine(pane.id)[line];
-    const parts = number === undefined ? [] : this.operation(pane, number);
-    this.details.replaceChildren(...parts, ...this.places(), ...this.steps(pane, number));
+    const names = new Set(this.chosen.map((k) => this.graph.origins[k].name));
+    const parts = [number === undefined ? null : this.operation(pane, number), [...this.places(), ...this.elsewhere()], this.steps(pane, number, names), this.reasons(names)];
+    this.details.replaceChildren(...parts.filter((part) => part?.length).map((part) => h("div", {}, ...part)));
   }
 
   operation(pane, number) {
     const op = pane.level.operations[number], known = this.graph.data;
     const values = (op.results ?? []).map((name, k) => `${name} : ${known.types[op.types?.[k]] ?? ""}`);
-    const meaning = known.operations[op.op];
+    const meaning = known.operations[op.op], operands = this.graph.operandsOf(pane.id, number);
     return [
       h("h2", {}, op.op, op.symbol ? ` @${op.symbol}` : ""),
-      meaning && h("p", {}, meaning),
+      meaning && h("p", {}, ...prose(meaning)),
       values.length > 0 && h("p", { class: "code" }, values.join(", ")),
-      op.users && h("p", {}, "used by ", ...op.users.slice(0, 12).map((user) => this.link(pane.id, user))),
+      operands.length > 0 && h("p", {}, "uses ", ...this.links(pane.id, operands)),
+      op.users && h("p", {}, "used by ", ...this.links(pane.id, op.users)),
       op.calls && h("p", {}, "calls ", h("span", { class: "code" }, `@${op.calls}`)),
     ].filter(Boolean);
   }
 
-  link(level, number) {
-    const op = this.graph.levels.get(level).operations[number];
-    return h("button", { type: "button", class: "small", click: () => this.go(level, op.line) }, `${op.results?.[0] ?? op.op} (line ${op.line})`);
+  /** Buttons that lead to operations of a level. */
+  links(level, numbers) {
+    const ops = this.graph.levels.get(level).operations;
+    const made = numbers.slice(0, MAX_LINKS).map((k) => h("button", { type: "button", class: "small", click: () => this.go(level, ops[k].line) },
+      `${ops[k].results?.[0] ?? ops[k].op} (line ${ops[k].line})`));
+    return numbers.length > MAX_LINKS ? [...made, ` and ${numbers.length - MAX_LINKS} more`] : made;
   }
 
   places() {
-    if (!this.chosen.length) return [h("p", {}, "It comes from no line of the program.")];
+    if (!this.chosen.length) return [h("p", {}, "Nothing of this graph belongs to this line.")];
     const names = this.chosen.map((k) => [this.graph.origins[k].name, this.graph.place(k)].filter(Boolean).join(" at "));
     const shown = names.slice(0, 8).join(", ") + (names.length > 8 ? ` and ${names.length - 8} more` : "");
     return [h("p", {}, `from ${shown}`)];
   }
 
-  steps(pane, number) {
+  /** What the lines became in the other graphs. */
+  elsewhere() {
+    const key = (file, line) => `${file}:${line}`, data = this.graph.data;
+    const lines = new Set(this.lines.map(([file, line]) => key(data.sources[file].file, line)));
+    return data.graphs.flatMap((graph, k) => {
+      const steps = k === this.app.number ? [] : graph.kernels.filter((step) => step.places.some((place) => lines.has(key(place.file, place.line))));
+      if (!steps.length) return [];
+      const us = steps.reduce((sum, step) => sum + step.predicted_us, 0);
+      return [h("p", {}, `${graph.title}: ${steps.length} ${steps.length === 1 ? "step" : "steps"}, predicted ${timeText(us)} `,
+        h("button", { type: "button", class: "small", click: () => this.follow(k) }, "show"))];
+    });
+  }
+
+  /** [place in `sources`, line] of each line of the program that is chosen. */
+  get lines() {
+    const [pane, line] = this.at;
+    const found = this.chosen.map((k) => this.graph.origins[k]).filter((one) => one.file !== null && one.line).map((one) => [one.file, one.line]);
+    return pane.file !== undefined ? [[pane.file, line], ...found] : found;
+  }
+
+  /** Show another graph, the same line of the program chosen. */
+  follow(number) {
+    const [file, line] = this.lines[0];
+    this.app.show(number);
+    this.go(`file:${file}`, line);
+  }
+
+  steps(pane, number, names) {
     const own = number !== undefined && this.graph.stepOf(pane.id, number);
-    const names = new Set(this.chosen.map((k) => this.graph.origins[k].name));
     const steps = own ? [own] : this.graph.raw.kernels.filter((step) => step.operators.some((name) => names.has(name)));
-    return steps.slice(0, 4).map((step) => h("p", {}, `step ${step.number} ${step.label}: ${bytesText(step.bytes)}, predicted ${timeText(step.predicted_us)}` +
+    const shown = steps.slice(0, MAX_STEPS).map((step) => h("p", {}, this.stepLink(step), `: ${bytesText(step.bytes)}, predicted ${timeText(step.predicted_us)}` +
       (step.measured_us ? `, measured ${timeText(step.measured_us)}` : "") + `, spent on ${step.bound}` + (step.schedule ? `, schedule: ${step.schedule}` : "") +
       (step.resources ? `; ${resourcesText(step.resources)}` : "")));
+    return [...shown, ...(steps.length > MAX_STEPS ? [h("p", {}, `and ${steps.length - MAX_STEPS} steps more`)] : [])];
+  }
+
+  stepLink(step) {
+    const text = `step ${step.number} ${step.label}`, op = step.operations?.mem;
+    return op === undefined ? text : h("button", { type: "button", class: "link", click: () => this.go("mem", this.graph.levels.get("mem").operations[op].line) }, text);
+  }
+
+  /** Why what is chosen was joined with something, refusals and large prices first. */
+  reasons(names) {
+    const own = (label) => names.has(label) || names.has(label.replace(/\.\d+$/, ""));
+    const pairs = this.graph.raw.plan.pairs.filter((one) => [one.first, ...one.second.split(", ")].some(own));
+    pairs.sort((a, b) => a.fused - b.fused || b.bytes - a.bytes);
+    const shown = pairs.slice(0, MAX_REASONS).map((one) => h("p", {}, h("b", {}, one.fused ? "fused: " : "not fused: "), `${one.first} with ${one.second}, ${one.reason} (${bytesText(one.bytes)})`));
+    const rest = pairs.length - shown.length;
+    return [...shown, ...(rest ? [h("p", {}, h("button", { type: "button", class: "link", click: () => this.app.views.plan.find([...names][0]) }, `${rest} more reasons`))] : [])];
   }
 
   /** [pane id, line, text] of up to `most` lines that have a text in them. */
   search(text, most) {
-    const found = [], wanted = text.toLowerCase();
+    const found = this.placed(text), wanted = text.toLowerCase();
     for (const pane of this.all) {
       const source = pane.file !== undefined ? this.graph.data.sources[pane.file] : pane.level;
       const lines = this.graph.text(source.text).split("\n");
@@ -150,6 +218,15 @@ class LevelsView {
         if (lines[k].toLowerCase().includes(wanted)) found.push([pane, k + 1, lines[k].trim()]);
     }
     return found;
+  }
+
+  /** The same of a place such as `model.py:12` or `loop:40`. */
+  placed(text) {
+    const [, name, number] = /^([\w./-]+):(\d+)$/.exec(text) ?? [], line = Number(number);
+    return this.all.filter((pane) => name && pane.title.startsWith(fileName(name))).flatMap((pane) => {
+      const lines = this.graph.text((pane.file !== undefined ? this.graph.data.sources[pane.file] : pane.level).text).split("\n");
+      return line >= 1 && line <= lines.length ? [[pane, line, lines[line - 1].trim()]] : [];
+    });
   }
 }
 

@@ -2,6 +2,21 @@
 
 const MAX_FOUND = 200;
 
+/** Keys that work everywhere but where one types: [keys, what they do, what they do in the program]. */
+const KEYS = [
+  ["/", "search all levels; Enter takes the first, arrows walk what was found", (app) => app.input.focus()],
+  ["1 … 6", "the views, from Levels on", (app, key) => app.openNumber(Number(key) - 1)],
+  ["g", "the next graph", (app) => app.show((app.number + 1) % app.data.graphs.length)],
+  ["n", "the next pass", (app) => app.stepPass(1)],
+  ["p", "the pass before", (app) => app.stepPass(-1)],
+  ["Escape", "let go of what is chosen", (app) => app.letGo()],
+  ["?", "these keys", (app) => app.keys.showModal()],
+];
+const PANE_KEYS = [
+  ["arrows, Page Up, Page Down, Home, End", "walk in a pane"], ["Enter", "keep the line, and read what became of it"],
+  ["left, right", "fold and unfold what is inside of an operation"], ["left, right on a tab", "the next view"],
+];
+
 class App {
   constructor(data) {
     this.data = data;
@@ -15,12 +30,14 @@ class App {
     this.graphs = h("select", { "aria-label": "Graph", change: (event) => this.show(Number(event.target.value)) },
       ...data.graphs.map((graph, k) => h("option", { value: k }, graph.title)));
     this.input = h("input", { type: "search", placeholder: "search (press /)", "aria-label": "Search all levels", input: () => this.search(), keydown: (event) => this.searchKey(event) });
-    this.found = h("ul", { class: "found", hidden: true, "aria-label": "Found" });
+    this.found = h("ul", { class: "found", hidden: true, "aria-label": "Found", keydown: (event) => this.foundKey(event) });
+    this.keys = this.keysDialog();
     this.main = h("main", {}, ...Object.entries(this.views).map(([name, view]) =>
       h("div", { id: `view-${name}`, role: "tabpanel", "aria-labelledby": `tab-${name}`, class: "view" }, view.element)));
     const head = h("header", {}, h("h1", {}, `stepwell: ${data.name}`), this.graphs, this.tabs,
-      h("div", { class: "search" }, this.input, this.found));
-    document.getElementById("page").replaceChildren(head, this.main);
+      h("div", { class: "search" }, this.input, this.found),
+      h("button", { type: "button", "aria-label": "Keys", title: "Keys", click: () => this.keys.showModal() }, "?"));
+    document.getElementById("page").replaceChildren(head, this.main, this.keys);
     document.addEventListener("keydown", (event) => this.shortcut(event));
     window.addEventListener("beforeprint", () => this.graph && this.open("report"));
   }
@@ -77,13 +94,37 @@ class App {
   }
 
   shortcut(event) {
-    const typing = /^(input|textarea|select)$/i.test(event.target.tagName);
-    if (event.key === "/" && !typing) {
-      event.preventDefault();
-      this.input.focus();
-    } else if (!this.graph) return;
-    else if (event.key === "Escape" && !this.found.hidden) this.found.hidden = true;
-    else if (event.key === "Escape" && !typing) this.views.levels.clear();
+    if (!this.graph || this.keys.open || event.ctrlKey || event.altKey || event.metaKey) return;
+    const typing = event.target.closest?.("input:not([type=checkbox]), textarea, select, .CodeMirror");
+    if (typing && event.key !== "Escape") return;
+    const name = /^[1-9]$/.test(event.key) ? KEYS[1][0] : event.key, known = KEYS.find(([key]) => key === name);
+    if (!known) return;
+    event.preventDefault();
+    known[2](this, event.key);
+  }
+
+  keysDialog() {
+    const rows = [...KEYS, ...PANE_KEYS].map(([key, what]) => [h("kbd", {}, key), what]);
+    const close = h("button", { type: "button", click: () => dialog.close() }, "close");
+    const dialog = h("dialog", { "aria-label": "Keys" }, h("h2", {}, "Keys"), table(["key", "does"], rows, []), h("p", {}, close));
+    return dialog;
+  }
+
+  openNumber(number) {
+    const name = Object.keys(this.views)[number];
+    if (!name) return;
+    this.open(name);
+    document.getElementById(`tab-${name}`).focus();
+  }
+
+  stepPass(by) {
+    this.open("passes");
+    this.views.passes.choose(this.views.passes.next(by));
+  }
+
+  letGo() {
+    if (!this.found.hidden) this.found.hidden = true;
+    else this.views.levels.clear();
   }
 
   search() {
@@ -96,8 +137,16 @@ class App {
   }
 
   searchKey(event) {
+    if (event.key === "ArrowDown") event.preventDefault();
     if (event.key === "Enter") this.found.querySelector("button")?.click();
     else if (event.key === "ArrowDown") this.found.querySelector("button")?.focus();
+  }
+
+  foundKey(event) {
+    const by = { ArrowDown: 1, ArrowUp: -1 }[event.key], all = [...this.found.querySelectorAll("button")];
+    if (!by) return;
+    event.preventDefault();
+    (all[all.indexOf(event.target) + by] ?? (by < 0 ? this.input : event.target)).focus();
   }
 
   jump(pane, line) {

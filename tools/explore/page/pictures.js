@@ -32,7 +32,7 @@ class TimeView {
     const measured = this.steps.reduce((sum, step) => sum + step.measured_us, 0);
     this.element.replaceChildren(...[
       h("p", {}, `${this.steps.length} steps, predicted ${timeText(total)}` + (measured ? `, measured ${timeText(measured)} one by one` : "") + ` on ${graph.data.machine.name}.`),
-      ...graph.data.advice.map((text) => h("p", { class: "advice" }, text)),
+      ...graph.data.advice.map((text) => h("p", { class: "advice" }, ...prose(text))),
       h("h2", {}, "The slowest ten"), picture("The slowest ten steps", this.slowest()),
       h("h2", {}, "In the order of the program"), picture("Predicted time of the steps one after the other", this.timeline(total)),
       h("h2", {}, "Roofline"), picture("Roofline: speed over flops a byte", this.roofline()),
@@ -64,13 +64,14 @@ class TimeView {
 
   timeline(total) {
     let at = 0;
-    const parts = this.steps.map((step) => {
-      const x = 10 + (840 * at) / (total || 1), wide = (840 * step.predicted_us) / (total || 1);
+    const parts = this.steps.flatMap((step) => {
+      const x = 10 + (840 * at) / (total || 1), wide = (840 * step.predicted_us) / (total || 1), letters = Math.floor(wide / 7.5) - 1;
       at += step.predicted_us;
-      return h("rect", { x: x.toFixed(2), y: 6, width: Math.max(0.5, wide - 0.5).toFixed(2), height: 26, class: KIND_CLASS[step.kind] },
-        h("title", {}, `step ${step.number} ${step.label}: ${timeText(step.predicted_us)}`));
+      return [h("rect", { x: x.toFixed(2), y: 22, width: Math.max(0.5, wide - 0.5).toFixed(2), height: 26, class: KIND_CLASS[step.kind] },
+        h("title", {}, `step ${step.number} ${step.label}: ${timeText(step.predicted_us)}`)),
+      ...(letters > 3 ? [words((x + 2).toFixed(2), 16, cut(`${step.number} ${step.label}`, letters))] : [])];
     });
-    return [860, 54, [...parts, words(10, 48, "0"), words(850, 48, timeText(total), "end")]];
+    return [860, 70, [...parts, words(10, 64, "0"), words(850, 64, timeText(total), "end")]];
   }
 
   roofline() {
@@ -167,8 +168,8 @@ function edge([x1, y1], [x2, y2]) {
   return `M${side},${y1 + BOX.high / 2} C${out},${y1 + BOX.high / 2} ${out},${y2 + BOX.high / 2} ${side},${y2 + BOX.high / 2}`;
 }
 
-function words(x, y, text, anchor = "start") {
-  return h("text", { x, y, "text-anchor": anchor }, text);
+function words(x, y, text, anchor = "start", name = null) {
+  return h("text", { x, y, "text-anchor": anchor, class: name }, text);
 }
 
 function cut(text, most) {

@@ -44,10 +44,10 @@ function paragraphs(lines) {
     inside = [];
   };
   for (const line of lines) {
-    if (line.startsWith(" ")) inside.push(h("p", { class: "detail" }, line.trim()));
+    if (line.startsWith(" ")) inside.push(h("p", { class: "detail" }, ...prose(line.trim())));
     else {
       close();
-      parts.push(h("p", { class: /^\d\. /.test(line) ? "step" : "" }, line));
+      parts.push(h("p", { class: /^\d\. /.test(line) ? "step" : "" }, ...prose(line)));
     }
   }
   close();

@@ -8,6 +8,7 @@ const OPTIONS = {
   loop_order: { title: "order of loops", hint: "mul=1,0", read: numbersOf },
 };
 const CHECK_AFTER_MS = 400;
+const EACH = "Switch off each pass in turn";
 
 function numbersOf(text) {
   const found = /^\s*(.+?)\s*=\s*(\d+(?:\s*,\s*\d+)*)\s*$/.exec(text);
@@ -28,13 +29,14 @@ class RunView {
     this.measure = h("input", { type: "checkbox", id: "measure" });
     this.measure.checked = Boolean(app.data.call.measure);
     this.button = h("button", { type: "button", click: () => this.rerun() }, "Compile again");
+    this.each = h("button", { type: "button", click: () => (this.turn ? this.turn = 0 : this.eachOff()) }, EACH);
     this.said = h("div", { class: "said", "aria-live": "polite" });
     this.level = h("select", { "aria-label": "Level to edit", change: () => this.edit(this.level.value) });
     this.editor = makeEditor(() => this.soon());
     this.result = h("div", { class: "said", "aria-live": "polite" });
     this.element = h("div", { class: "run" },
       h("h2", {}, "Compile again"), h("p", {}, this.kind, " ", this.text, " ", h("button", { type: "button", click: () => this.take() }, "Add")),
-      this.chips, h("p", {}, this.measure, h("label", { for: "measure" }, " run each kernel by itself too "), this.button), this.said,
+      this.chips, h("p", {}, this.measure, h("label", { for: "measure" }, " run each kernel by itself too "), this.button, " ", this.each), this.said,
       h("h2", {}, "Edit a level, and run it"),
       h("p", {}, this.level, " ", h("button", { type: "button", click: () => this.run() }, "Run"), " ",
         h("button", { type: "button", click: () => this.lower() }, "Compile from here"), " ",
@@ -56,6 +58,14 @@ class RunView {
     if (!this.wanted.some(([o, t]) => o === option && t === text)) this.wanted.push([option, text]);
     this.draw();
     this.button.focus();
+  }
+
+  /** Open at an option whose text the user goes on with. */
+  begin(option, text) {
+    this.app.open("run");
+    this.kind.value = option;
+    this.text.value = text;
+    this.text.focus();
   }
 
   take() {
@@ -92,6 +102,46 @@ class RunView {
       }
       draw();
     });
+  }
+
+  /** Compile without each of the passes that changed something, one after the other, and list what that changes; until it is stopped. */
+  async eachOff() {
+    this.app.open("run");
+    const passes = new Set(this.first.graphs.flatMap((graph) => graph.passes.filter((one) => one.added !== undefined && !one.needed).map((one) => one.name)));
+    const turn = this.turn = (this.turns = (this.turns ?? 0) + 1), rows = [];
+    this.each.textContent = "Stop";
+    this.each.focus();
+    for (const name of passes) {
+      if (this.turn !== turn) break;
+      this.drawEach(rows, passes.size, name);
+      rows.push([name, ...await this.without(name)]);
+    }
+    if (this.turn === turn) this.turn = 0;
+    if (!this.turn) this.each.textContent = EACH;
+    this.drawEach(rows, passes.size, "");
+  }
+
+  drawEach(rows, count, next) {
+    const heads = ["without", "steps", "bytes", "predicted", ...(this.measure.checked ? ["kernels measured"] : []), "a call", "results"];
+    this.said.replaceChildren(h("p", {}, next ? `${rows.length + 1} of ${count}: compiling without ${next} …` : `${rows.length} of ${count} passes that changed something, each left out alone.`),
+      scrolling("Each pass left out", table(heads, rows, [])));
+  }
+
+  /** What all graphs together become without a pass. */
+  async without(name) {
+    const options = { ...this.options(), disable_passes: [...this.options().disable_passes, name] };
+    try {
+      const { comparison } = await this.ask("rerun", { options, measure: this.measure.checked, document: false });
+      const runs = [];
+      for (let graph = 0; graph < comparison.length; graph++) runs.push((await this.ask("results", { graph })).run);
+      const sum = (list) => [0, 1].map((k) => list.reduce((all, pair) => all + pair[k], 0)), both = ([a, b], text) => (a === b ? text(a) : `${text(a)} → ${text(b)}`);
+      const called = runs.filter((run) => run?.us).map((run) => [run.base_us, run.us]);
+      const measured = this.measure.checked ? [both(sum(comparison.map((one) => one.measured_us)), timeText)] : [];
+      return [both(sum(comparison.map((one) => one.steps)), String), both(sum(comparison.map((one) => one.bytes)), bytesText), both(sum(comparison.map((one) => one.predicted_us)), timeText),
+        ...measured, called.length ? both(sum(called), timeText) : "", [...new Set(runs.map((run) => this.same(run)).filter((text) => text))].join("; ")];
+    } catch (error) {
+      return ["", "", "", ...(this.measure.checked ? [""] : []), "", error.message];
+    }
   }
 
   /** What two compilations differ in. `runs`: of the graphs that were run so far whether results are the same. */

@@ -2,6 +2,9 @@
 
 const LINE_PIXELS = 18;
 const BEYOND_LINES = 12;
+/** Narrowest and widest that a letter may be. */
+const LETTER_PIXELS = [6, 9];
+const BEYOND_COLUMNS = 60;
 
 const GENERIC_RULES = [
   ["#[^\\n]*|;[^\\n]*|//[^\\n]*", "t-comment-single"],
@@ -38,6 +41,15 @@ function tokens(language, line) {
   return found;
 }
 
+/** The words of a line with their colours, from one column to another; what stands outside stays one text. `mark(class, word)` may give
+ *  a word a further class. */
+function coloured(language, line, [from, to], mark = () => "") {
+  const space = from < line.length ? line.lastIndexOf(" ", from) : -1;
+  const first = Math.max(0, space), words = tokens(language, line.slice(first, to));
+  const made = words.map(([name, text]) => (name ? h("span", { class: `${name} ${mark(name, text)}`.trim() }, text) : text));
+  return [line.slice(0, first), ...made, line.slice(to)].filter((part) => part !== "");
+}
+
 /** A scrolled list of rows of equal height. `row(index)` makes the element of one. */
 class Rows {
   constructor(label, row) {
@@ -58,8 +70,10 @@ class Rows {
   draw(always = false) {
     const first = Math.max(0, Math.floor(this.element.scrollTop / LINE_PIXELS) - BEYOND_LINES);
     const last = Math.min(this.count, Math.ceil((this.element.scrollTop + this.element.clientHeight) / LINE_PIXELS) + BEYOND_LINES);
-    if (!always && first === this.first && last === this.last) return;
-    [this.first, this.last] = [first, last];
+    const columns = this.columnsInSight(this.element.clientWidth);
+    const drawn = [first, last, ...columns].join(" ");
+    if (!always && drawn === this.drawn) return;
+    [this.drawn, this.columns] = [drawn, columns];
     const made = [];
     for (let k = first; k < last; k++) {
       const row = this.row(k);
@@ -67,6 +81,12 @@ class Rows {
       made.push(row);
     }
     this.inner.replaceChildren(...made);
+  }
+
+  /** First and last column of which something is seen in a width, and some beyond, in steps: a short way needs no new drawing. */
+  columnsInSight(width) {
+    const [narrow, wide] = LETTER_PIXELS, step = (column) => Math.round(column / BEYOND_COLUMNS) * BEYOND_COLUMNS;
+    return [Math.max(0, step(this.element.scrollLeft / wide) - BEYOND_COLUMNS), step((this.element.scrollLeft + width) / narrow) + 2 * BEYOND_COLUMNS];
   }
 
   show(index) {
@@ -78,12 +98,24 @@ class Rows {
 }
 
 let viewers = 0;
+const PRICE_COLUMNS = 5;
+
+const isValue = (name) => /^t-name-variable\b/.test(name);
+
+/** A value's name: of `%x:2` and `%x#1` `%x`. */
+const valueName = (word) => word.replace(/[#:]\d+$/, "");
+
+/** Letters of the longest of some lines, 20 at least. */
+const longest = (lines) => lines.reduce((most, line) => Math.max(most, line.length), 20);
 
 /** A text with numbered lines that can be folded, walked by keys, marked, hovered and chosen.
- *  `on.hover(line or 0)`, `on.choose(line)`; `folds`: first line -> last line of what can be folded. */
+ *  `on.hover(line or 0, value or "")`, `on.choose(line)`; `folds`: first line -> last line of what can be folded; `prices`: line -> its
+ *  share of the time, and what to say of it. */
 class Viewer {
-  constructor(label, text, language, folds, on) {
+  constructor(label, text, language, folds, prices, on) {
     this.lines = text.replace(/\n$/, "").split("\n");
+    this.prices = prices;
+    this.value = "";
     this.language = language;
     this.folds = folds;
     this.folded = new Set();
@@ -94,8 +126,8 @@ class Viewer {
     this.name = `viewer${viewers++}`;
     this.rows = new Rows(label, (k) => this.line(this.shown[k]));
     const box = this.rows.element;
-    box.addEventListener("mousemove", (event) => this.hover(this.lineAt(event)));
-    box.addEventListener("mouseleave", () => this.hover(0));
+    box.addEventListener("mousemove", (event) => this.hover(this.lineAt(event), this.valueAt(event)));
+    box.addEventListener("mouseleave", () => this.hover(0, ""));
     box.addEventListener("click", (event) => this.click(event));
     box.addEventListener("keydown", (event) => this.key(event));
     this.element = box;
@@ -108,7 +140,7 @@ class Viewer {
       this.shown.push(line);
       if (this.folded.has(line)) line = this.folds.get(line) - 1;
     }
-    this.rows.resize(this.shown.length, Math.max(20, ...this.lines.map((line) => line.length)));
+    this.rows.resize(this.shown.length, longest(this.lines) + (this.prices.size ? PRICE_COLUMNS : 0));
   }
 
   line(number) {
@@ -117,21 +149,35 @@ class Viewer {
     if (this.marked.has(number)) names.push("marked");
     if (number === this.chosen) names.push("chosen");
     if (number === this.current) names.push("current");
-    const words = tokens(this.language, this.lines[number - 1]).map(([name, text]) => (name ? h("span", { class: name }, text) : text));
+    const text = this.lines[number - 1], words = coloured(this.language, text, this.rows.columns, (name, word) => (isValue(name) && valueName(word) === this.value ? "value" : ""));
     return h("div", {
       class: names.join(" "), id: `${this.name}-${number}`, role: "option", "aria-selected": String(number === this.chosen),
-      "aria-label": this.lines[number - 1].trim() ? null : "empty line", "aria-posinset": number, "aria-setsize": this.lines.length, "data-line": number,
-    }, h("span", { class: "fold", "aria-hidden": "true" }, fold), h("span", { class: "number", "aria-hidden": "true" }, String(number)), ...words);
+      "aria-label": text.trim() ? null : "empty line", "aria-posinset": number, "aria-setsize": this.lines.length, "data-line": number,
+    }, h("span", { class: "fold", "aria-hidden": "true" }, fold), h("span", { class: "number", "aria-hidden": "true" }, String(number)), this.price(number), ...words);
+  }
+
+  /** The column that says what share of the time a line costs, where any line of the text does. */
+  price(number) {
+    if (!this.prices.size) return null;
+    const { share, text } = this.prices.get(number) ?? {};
+    if (share === undefined) return h("span", { class: "price", "aria-hidden": "true" });
+    const percent = Math.round(100 * share);
+    return h("span", { class: "price", style: `--share: ${percent}%`, title: text, "aria-hidden": "true" }, percent ? `${percent}%` : "<1%");
   }
 
   lineAt(event) {
     return Number(event.target.closest?.("[data-line]")?.dataset.line ?? 0);
   }
 
-  hover(line) {
-    if (line === this.hovered) return;
-    this.hovered = line;
-    this.on.hover(line);
+  /** The value that is pointed at, of those that the text names by a sign. */
+  valueAt(event) {
+    return isValue(event.target.className ?? "") ? valueName(event.target.textContent) : "";
+  }
+
+  hover(line, value) {
+    if (line === this.hovered && value === this.hoveredValue) return;
+    [this.hovered, this.hoveredValue] = [line, value];
+    this.on.hover(line, value);
   }
 
   click(event) {
@@ -160,7 +206,7 @@ class Viewer {
       this.current = this.shown[Math.min(this.shown.length - 1, Math.max(0, to))];
       this.rows.show(this.shown.indexOf(this.current));
       this.element.setAttribute("aria-activedescendant", `${this.name}-${this.current}`);
-      this.on.hover(this.current);
+      this.on.hover(this.current, "");
     } else if (event.key === "Enter" || event.key === " ") this.choose(this.current || 1);
     else if (event.key === "ArrowLeft" && this.folds.has(this.current) && !this.folded.has(this.current)) this.toggle(this.current);
     else if (event.key === "ArrowRight" && this.folded.has(this.current)) this.toggle(this.current);
@@ -168,8 +214,9 @@ class Viewer {
     event.preventDefault();
   }
 
-  mark(lines) {
-    this.marked = lines;
+  /** Mark lines, and in all lines a value by its name. */
+  mark(lines, value = "") {
+    [this.marked, this.value] = [lines, value];
     this.rows.draw(true);
   }
 
