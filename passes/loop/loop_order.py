@@ -4,7 +4,8 @@ Any order that keeps the dependences computes the same; the graph's own is eager
 than it makes comes before it, or one that makes more than it frees comes behind it: the gradient of a weight before that of the
 activation, since the saved activation goes with it. Steps that read the same (a weight) come behind it together, since one of them alone
 would only keep that alive. List scheduling by bytes would begin anew and lose what neighbours share in the cache; moves from the given
-order leave it where it does no harm. XLA's memory scheduler chooses among whole schedules instead.
+order leave it where it does no harm. XLA's memory scheduler chooses among whole schedules instead. Collectives are put where other work
+runs beside them (collective_order.py), for which no more memory than in the program's own order is taken, and one bucket of them.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop, nd
 from ...dialects.expr import product
+from ...dialects.machine import max_memory
 from ...dialects.nd.base import prop
 from ...dialects.nd.types import TensorType, element_bytes
 from ..analysis.symbols import symbol_hints
+from ..cost.collective_cost import is_begin, is_wait, link_of
+from ..cost.machine import machine_of
 from ..manager.pass_manager import Pass
 from ..mem.arena.peak import DONATED, value_of
 from ..mem.arena.pooled import MIN_GAIN_PARTS
 from ..mem.arena.scratch import scratch_bytes
+from .collective_order import overlapped
 
 MIN_PEAK_SHARE = 0.9
 """Bytes above this part of the first peak count when two orders with the same peak are compared."""
@@ -70,18 +75,38 @@ class LoopOrder(Pass):
     window: int = 48
     """How many steps from the peak are looked at."""
 
+    room: int = 0
+    """Bytes by which the peak may be above that of the program's own order for collectives to begin earlier; not with `max_memory`."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         hints = symbol_hints(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp) and not f.is_declaration]:
             graph = Graph(func, hints)
-            order, before, after = lower_peak(graph, self.moves, self.window)
-            if before - after < max(before // MIN_GAIN_PARTS, 1):
+            if not graph.steps:
                 continue
-            moved = [k for k, (a, b) in enumerate(zip(order, sorted(order), strict=True)) if a != b]
-            write(func, graph, order)
-            self.statistic("num-moved", len(moved))
-            self.statistic("bytes-saved", before - after)
-            self.remark(func, f"other order of {len(order)} steps: {after} bytes at the peak, not {before}", "applied")
+            profile, before, after = lower_peak(graph, self.moves, self.window)
+            if before - after < max(before // MIN_GAIN_PARTS, 1):
+                profile = Profile(graph, self.window)
+            if graph.has_collectives:
+                bucket = int(link_of(machine_of(op)).small_bytes)
+                self._overlap(func, profile, max(profile.alive) if max_memory(op) is not None else before + bucket + self.room)
+            moved, after = sum(a != b for a, b in enumerate(profile.order)), max(profile.alive)
+            if not moved:
+                continue
+            write(func, graph, profile.order)
+            self.statistic("num-moved", moved)
+            if after < before:
+                self.statistic("bytes-saved", before - after)
+                self.remark(func, f"other order of {len(profile.order)} steps: {after} bytes at the peak, not {before}", "applied")
+
+    def _overlap(self, func: FuncOp, profile: Profile, bound: int) -> None:
+        given = profile.order
+        order, before, after = overlapped(profile, machine_of(func), bound, self.window)
+        told = [f"{c.communication * 1e6:.0f} us of communication, {c.exposed * 1e6:.0f} us of them exposed" for c in (before, after)]
+        if order == given:
+            self.remark(func, f"collectives stay where they are: {told[0]}", "missed")
+        else:
+            self.remark(func, f"other work beside collectives: {told[1]}, before {told[0]}", "applied")
 
 
 class Graph:
@@ -95,6 +120,7 @@ class Graph:
         self.memory: dict[SSAValue, Tensor | None] = {}
         """For every tensor; None for arguments that the caller keeps."""
         self.needs = _needs(func)
+        self._collective: int | None = None
         self._readers: dict[SSAValue, set[int]] = {}
         """Steps that read a value, or a view of it."""
         self._base: dict[SSAValue, SSAValue] = {}
@@ -133,6 +159,11 @@ class Graph:
                 if "nd.base" in attr:
                     bases[attr["nd.base"]] = made
 
+    @property
+    def has_collectives(self) -> bool:
+        """Whether a step begins a collective."""
+        return self._collective is not None
+
     def _tensor(self, value: SSAValue, first: int) -> Tensor:
         t = value.type
         assert isinstance(t, TensorType)
@@ -151,6 +182,10 @@ class Graph:
         step = MovableOp(op, scratch=scratch_bytes(op, self.hints) if isinstance(op, nd.ExternOp) else 0, fixed=_stays(op))
         self.steps.append(step)
         self.position[op] = at
+        if is_begin(op):  # they keep their order, which is the same on all ranks
+            if self._collective is not None:
+                step.before.add(self._collective)
+            self._collective = at
         for value in self.needs.get(op, ()):
             base = self._base.get(value, value)
             if isinstance(base.owner, Operation) and base.owner in self.position:
@@ -210,6 +245,8 @@ def _results(op: Operation) -> Iterator[tuple[SSAValue, SSAValue | None]]:
     built: dict[SSAValue, SSAValue] = {}
     if isinstance(op, (loop.NestOp, loop.ContractOp)):
         built = dict(zip(op.results, op.outs, strict=True))
+    elif is_wait(op):
+        built = {op.results[0]: op.operands[0]}
     elif isinstance(op, nd.ExternOp):
         mutates, aliases = prop(op, "mutates") or (), prop(op, "aliases") or ()
         built = {r: op.operands[k] for r, k in zip(op.results, aliases, strict=False) if k >= 0}
@@ -340,10 +377,8 @@ class Profile:
                 yield Move(gain, tuple((k, following) for _, k, following in users))
 
 
-def lower_peak(graph: Graph, tries: int, window: int) -> tuple[list[int], int, int]:
+def lower_peak(graph: Graph, tries: int, window: int) -> tuple[Profile, int, int]:
     """An order of the steps with a lower peak, the peak before and with it; so many moves are tried, within a window around the peak."""
-    if not graph.steps:
-        return [], 0, 0
     now = Profile(graph, window)
     first = max(now.alive)
     floor = int(first * MIN_PEAK_SHARE)
@@ -370,7 +405,7 @@ def lower_peak(graph: Graph, tries: int, window: int) -> tuple[list[int], int, i
             now.place_again(before)
         else:
             break
-    return now.order, first, best[0]
+    return now, first, best[0]
 
 
 def write(func: FuncOp, graph: Graph, order: list[int]) -> None:

@@ -46,6 +46,7 @@ OURS: dict[str, str] = {
     "gpu-interleave": "passes.gpu.gpu_interleave:GpuInterleave",
     "mem-to-tt": "lowering.mem_to_tt:MemToTt",
     "to-host": "lowering.to_host.to_host:ToHost",
+    "nd-bucket-collectives": "passes.nd.nd_bucket_collectives:NdBucketCollectives",
     "nd-canonicalize": "passes.nd.algebra.nd_canonicalize:NdCanonicalize",
     "nd-attention": "passes.nd.nd_attention:NdAttention",
     "nd-row-blocks": "passes.nd.row_blocks.nd_row_blocks:NdRowBlocks",

@@ -85,3 +85,22 @@ def test_b14_what_a_collective_reads_is_not_reused_before_the_wait(group, tmp_pa
     wait = next(k for k, line in enumerate(lines) if "wait_tensor.default" in line)
     others = [line for line in lines[:wait] if "mem.alloc" in line and "%mul =" not in line]
     assert others and not any(f"at = {place}}}" in line for line in others)
+
+
+@pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
+def test_k03_small_collectives_are_one_and_work_goes_on_beside_them(group, tmp_path):
+    """Of two all-reduces one is left; the product that nobody waits for runs behind its call."""
+    import torch.distributed._functional_collectives as collectives
+
+    def fn(x, y, w):
+        first = collectives.all_reduce(x * 2, "sum", dist.group.WORLD).relu()
+        second = collectives.all_reduce(y + 1, "sum", dist.group.WORLD).tanh()
+        return first, second, (w @ w).cumsum(1)
+
+    args = torch.randn(4, 8), torch.randn(6), torch.randn(64, 64)
+    steps, _ = _order(fn, args, tmp_path)
+    assert steps.count("all_reduce") == steps.count("wait_tensor") == 1
+    assert "work" in steps[steps.index("all_reduce") : steps.index("wait_tensor")]
+    torch._dynamo.reset()
+    for got, expected in zip(torch.compile(fn, backend="stepwell")(*args), fn(*args), strict=True):
+        torch.testing.assert_close(got, expected)

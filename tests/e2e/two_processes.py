@@ -51,11 +51,20 @@ def begun_early(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return torch.ops._c10d_functional.wait_tensor(begun).relu(), other.exp()
 
 
+def bucketed(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Three kinds of collectives of small tensors, each kind in one bucket: 0-d tensors, and rows of other lengths."""
+    sums = [collectives.all_reduce(t, "sum", GROUP) for t in (x.cos(), x.mean(), x[1])]
+    rows = [collectives.all_gather_tensor(t, 0, GROUP) for t in (x.exp(), x[:1].sin(), x.sum(1))]
+    parts = [collectives.reduce_scatter_tensor(t, "sum", 0, GROUP) for t in (x * 3, x.tanh().t(), x.sum(1))]
+    return (*sums, *rows, *(p + 1 for p in parts))
+
+
 def main(rank: int, file: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=120))
     torch.manual_seed(rank)
     x, w = torch.randn(4, 8), torch.randn(8, 8)
-    for fn, args in [(f, (x,)) for f in (reduced, gathered, scattered, chained, in_place)] + [(begun_early, (x, w)), (overlapped, (x, w))]:
+    alone = reduced, gathered, scattered, chained, in_place, bucketed
+    for fn, args in [(f, (x,)) for f in alone] + [(f, (x, w)) for f in (begun_early, overlapped)]:
         for dynamic in (False, True):
             torch._dynamo.reset()
             compiled = torch.compile(fn, backend="stepwell", dynamic=dynamic, fullgraph=True)

@@ -123,8 +123,8 @@ def test_the_profile_is_the_sum_of_what_lives():
     big, small = 64 * 64 * 4, 64 * 4
     # %a and %b from the start; %p beside them; %a dies in %q; %p and %b die in %z
     assert profile.alive == [3 * big, 3 * big + small, 2 * big + 2 * small]
-    order, before, after = lower_peak(graph, 48, 48)
-    assert (order, before, after) == ([1, 0, 2], 3 * big + small, 2 * big + 2 * small)
+    lower, before, after = lower_peak(graph, 48, 48)
+    assert (lower.order, before, after) == ([1, 0, 2], 3 * big + small, 2 * big + 2 * small)
 
 
 def test_time_is_linear_in_the_number_of_steps(monkeypatch: pytest.MonkeyPatch):
