@@ -20,7 +20,7 @@ from ...dialects.mem import BufferType
 from ...dialects.nd.types import tensor_type
 from ...dialects.support.replace import replace_op
 from ...passes.manager.errors import PassError
-from .lowering import ARENA, PASS, Lowering, Storage
+from .lowering import PASS, Lowering, Storage
 
 
 def lower_batch(low: Lowering, op: loop.BatchOp) -> None:
@@ -133,10 +133,7 @@ def _give(op: loop.BatchOp, body: FuncOp, formals: Sequence[SSAValue]) -> None:
             t = formal.type
             assert isinstance(t, BufferType)
             dims = [d.subs(values) for d in t.dims]
-            alloc = mem.AllocOp.create(
-                result_types=[BufferType.get(dims, t.element_type, None, 0, t.device.data)], properties={"kind": ARENA}
-            )
-            alloc.location = op.location
+            alloc = mem.AllocOp.arena(dims, t.element_type, t.device.data, location=op.location)
             alloc.result.name_hint = formal.name_hint
             block.insert_op_before(alloc, op)
             made.append(alloc.result)

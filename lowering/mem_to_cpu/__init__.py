@@ -32,7 +32,7 @@ from ...dialects.host import LaunchOp
 from ...dialects.machine import has_fixed_order
 from ...passes.analysis.levels import refuse_tensors
 from ...passes.analysis.nest_access import NestAccess
-from ...passes.analysis.nest_key import is_nest_in_memory
+from ...passes.analysis.nest_key import nests_in_memory
 from ...passes.analysis.symbols import symbol_facts
 from ...passes.cost.nest_cost import NS_PER_UNIT, SERIAL_NS, Cost
 from ...passes.cost.schedule_choice import choose, grain_of
@@ -75,11 +75,11 @@ class MemToCpu(Pass):
         weighed.lower_functions(terms.values())
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             if loop.batch_symbols(func) is not None:
-                grains[func.sym_name.data] = min((grain_of(n) for n in func.walk() if is_nest_in_memory(n)), default=SERIAL_NS)
+                grains[func.sym_name.data] = min((grain_of(n) for n in nests_in_memory(func)), default=SERIAL_NS)
             for nests in joined_nests(func):
                 outliner.join([self._outline(outliner, nest, part=True) for nest in nests])
                 self.statistic("num-joined", len(nests))
-            for nest in [n for n in func.walk() if is_nest_in_memory(n)]:
+            for nest in nests_in_memory(func):
                 self._outline(outliner, nest)
             for contract in [c for c in func.walk() if isinstance(c, loop.ContractOp)]:
                 contracts.lower(contract)

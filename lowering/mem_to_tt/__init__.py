@@ -31,7 +31,7 @@ from ...dialects.tt.structure import RARE
 from ...passes.analysis.dependences import memory_of
 from ...passes.analysis.levels import refuse_tensors
 from ...passes.analysis.nest_access import NestAccess
-from ...passes.analysis.nest_key import is_nest_in_memory
+from ...passes.analysis.nest_key import nests_in_memory
 from ...passes.analysis.schedule_attrs import bounds_of, narrowed
 from ...passes.analysis.symbols import symbol_facts
 from ...passes.cost.machine import Gpu, machine_of
@@ -57,8 +57,7 @@ class MemToTt(Pass):
         symbols, hints = symbol_facts(op)
         outliner = TtOutliner(op, symbols, hints, machine_of(op, Gpu))
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
-            for nest in [n for n in func.walk() if is_nest_in_memory(n)]:
-                assert isinstance(nest, loop.NestOp)
+            for nest in nests_in_memory(func):
                 try:
                     beyond = nest_beyond(nest) if bounds_of(nest) else None
                     clears = nest.attributes.get(CLEARS)

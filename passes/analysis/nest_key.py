@@ -9,6 +9,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.mem import BufferType
+from .schedule_attrs import schedule_table
 
 _IGNORED = frozenset(("label", "asked", "join"))
 
@@ -59,3 +60,13 @@ def _add(op: Operation, numbers: dict[SSAValue, int], parts: list[object]) -> No
 def is_nest_in_memory(op: Operation) -> bool:
     """Whether `op` is a nest on buffers (with tensors it is still at the loop level)."""
     return type(op) is loop.NestOp and not op.results and all(isinstance(o.type, BufferType) for o in op.outs)
+
+
+def nests_in_memory(op: Operation, without: str = "") -> list[loop.NestOp]:
+    """The nests on buffers in `op`, in order; those whose schedule has an entry `without` are left out."""
+    inside = [one for region in op.regions for block in region.blocks for one in block.ops]
+    return [n for one in inside for n in (_chosen(one, without) if isinstance(one, loop.NestOp) else nests_in_memory(one, without))]
+
+
+def _chosen(nest: loop.NestOp, without: str) -> tuple[loop.NestOp, ...]:
+    return (nest,) if is_nest_in_memory(nest) and not (without and without in schedule_table(nest)) else ()

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from xdsl.context import Context
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import ModuleOp, StringAttr, UnitAttr, f64, i64
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop, mem
 from ...dialects.expr import ONE, ZERO, Expr, IndexMap, Sym, free_dims, product, split_linear
@@ -31,9 +31,9 @@ from ...dialects.expr.ranges import RangeEnv, range_of
 from ...dialects.nd.types import LOW_PRECISION, element_bytes
 from ..analysis.dependences import address_in, memory_of
 from ..analysis.nest_access import Access, Loop, NestAccess, Node
-from ..analysis.nest_key import is_nest_in_memory
+from ..analysis.nest_key import nests_in_memory
 from ..analysis.reduction_kinds import Cursor
-from ..analysis.schedule_attrs import GPU, narrowed, schedule_table, write_bounds
+from ..analysis.schedule_attrs import GPU, narrowed, write_bounds
 from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
 from ..cost.machine.gpu import VECTOR_HALVES
@@ -89,9 +89,8 @@ class GpuCooperativeRows(Pass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_facts(op)
         gpu, sizes = machine_of(op, Gpu), Sizes(hints)
-        for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
-            assert isinstance(nest, loop.NestOp)
-            if nest.parent is None or GPU in schedule_table(nest) or not any(isinstance(o, loop.ReduceOp) for o in nest.block.ops):
+        for nest in nests_in_memory(op, without=GPU):
+            if nest.parent is None or not any(isinstance(o, loop.ReduceOp) for o in nest.block.ops):
                 continue
             why = ""
             for second in (None, follower(nest)):
@@ -371,13 +370,11 @@ def add_workspace(nest: loop.NestOp, info: NestAccess, tile: Tile, words: int) -
     write_tile(nest, info, tile)
     half = half_words(product(one.size for one in info.root.loops), tile.group, words)
     device = next(o.type.device.data for o in nest.outs if isinstance(o.type, mem.BufferType))
-    kind = mem.BufferType.get((half * 2 + HEADER_WORDS,), i64, None, 0, device)
-    props: dict[str, Attribute] = {"kind": StringAttr("arena")}
-    made = mem.AllocOp.create(result_types=[kind], properties=props | ({"workspace": UnitAttr()} if half.is_const else {}))
+    made = mem.AllocOp.arena((half * 2 + HEADER_WORDS,), i64, device)
     clear = loop.NestOp.build_nest([half + HEADER_WORDS], [made.result])
     clear.properties["label"] = StringAttr(f"{label_of(nest)} workspace")
     if half.is_const:
-        clear.attributes[CLEARS] = UnitAttr()
+        made.properties["workspace"] = clear.attributes[CLEARS] = UnitAttr()
     at = Cursor(clear.block)
     at.place(loop.StoreOp.new(at.constant(0, i64), clear.out_args[0], IndexMap.identity(1), list(clear.indices)))
     block = nest.parent

@@ -24,9 +24,9 @@ from ...dialects.expr import Expr
 from ...dialects.expr.ranges import RangeEnv
 from ..analysis.dependences import memory_of
 from ..analysis.nest_access import NestAccess
-from ..analysis.nest_key import is_nest_in_memory
+from ..analysis.nest_key import nests_in_memory
 from ..analysis.reduction_kinds import Cursor
-from ..analysis.schedule_attrs import GPU, schedule_table
+from ..analysis.schedule_attrs import GPU
 from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
 from ..loop.transform.loop_rewrite import add_out, clone_into
@@ -53,9 +53,8 @@ class GpuFission(Pass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_facts(op)
         gpu = machine_of(op, Gpu)
-        for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
-            assert isinstance(nest, loop.NestOp)
-            if GPU in schedule_table(nest) or not (loops := _last_loops(nest)):
+        for nest in nests_in_memory(op, without=GPU):
+            if not (loops := _last_loops(nest)):
                 continue
             one, two = nanoseconds(nest, loops, symbols, hints, gpu)
             if not self.always and one < MIN_SPEEDUP * two:

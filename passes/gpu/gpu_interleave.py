@@ -25,9 +25,9 @@ from ...dialects.nd.types import c128
 from ..analysis.accesses.neighbours import Adjacency
 from ..analysis.dependences import memory_of
 from ..analysis.nest_access import NestAccess
-from ..analysis.nest_key import is_nest_in_memory
+from ..analysis.nest_key import nests_in_memory
 from ..analysis.reduction_kinds import Cursor
-from ..analysis.schedule_attrs import GPU, schedule_table
+from ..analysis.schedule_attrs import GPU
 from ..analysis.symbols import symbol_facts
 from ..loop.transform.loop_rewrite import INDEX, index_op, needed_by
 from ..loop.transform.split_loop import only_where
@@ -46,10 +46,7 @@ class GpuInterleave(Pass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, _ = symbol_facts(op)
-        for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
-            assert isinstance(nest, loop.NestOp)
-            if GPU in schedule_table(nest):
-                continue
+        for nest in nests_in_memory(op, without=GPU):
             found = _side_by_side(nest, symbols)
             if found is not None:
                 _select(nest, *found)

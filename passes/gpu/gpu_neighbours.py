@@ -22,8 +22,8 @@ from ...dialects.expr.ranges import RangeEnv
 from ...dialects.nd.types import c128
 from ..analysis.dependences import memory_of
 from ..analysis.nest_access import Access, Loop, NestAccess
-from ..analysis.nest_key import is_nest_in_memory
-from ..analysis.schedule_attrs import GPU, schedule_table
+from ..analysis.nest_key import nests_in_memory
+from ..analysis.schedule_attrs import GPU
 from ..analysis.symbols import symbol_facts
 from ..loop.transform.unroll_and_jam import unroll_and_jam
 from ..manager.pass_manager import Pass
@@ -42,9 +42,8 @@ class GpuNeighbours(Pass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, _ = symbol_facts(op)
-        for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
-            assert isinstance(nest, loop.NestOp)
-            if GPU not in schedule_table(nest) and (number := _loop(nest, symbols)) is not None:
+        for nest in nests_in_memory(op, without=GPU):
+            if (number := _loop(nest, symbols)) is not None:
                 unroll_and_jam(nest, number, 2, symbols)
                 self.statistic("num-paired")
                 self.remark(nest, f"two neighbours of {nest.loop_sizes[number] * 2} are computed at once", kind="applied")

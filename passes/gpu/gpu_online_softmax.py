@@ -22,7 +22,7 @@ from ...dialects import loop
 from ...dialects.expr import product
 from ...dialects.nd.types import is_float
 from ..analysis.constants import constant_of
-from ..analysis.nest_key import is_nest_in_memory
+from ..analysis.nest_key import nests_in_memory
 from ..analysis.reduction_kinds import CMPF
 from ..analysis.symbols import symbol_facts
 from ..manager.pass_manager import Pass
@@ -41,8 +41,7 @@ class GpuOnlineSoftmax(Pass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         sizes = Sizes(symbol_facts(op)[1])
-        for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
-            assert isinstance(nest, loop.NestOp)
+        for nest in nests_in_memory(op):
             highest: loop.ReduceOp | None = None
             for inner in list(nest.block.ops):
                 if not isinstance(inner, loop.ReduceOp):

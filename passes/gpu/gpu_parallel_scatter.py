@@ -16,7 +16,7 @@ from xdsl.ir import Operation, SSAValue
 from ...dialects import loop
 from ...dialects.nd.base import ExprsAttr
 from ..analysis.dependences import memory_of
-from ..analysis.nest_key import is_nest_in_memory
+from ..analysis.nest_key import nests_in_memory
 from ..manager.pass_manager import Pass
 from .atomics import atomic
 from .nest_types import UnsupportedNest
@@ -31,8 +31,7 @@ class GpuParallelScatter(Pass):
     name = "gpu-parallel-scatter"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
-            assert isinstance(nest, loop.NestOp)
+        for nest in nests_in_memory(op):
             loops = [o for o in nest.block.ops if isinstance(o, loop.LoopLike)]
             if len(loops) != 1 or not isinstance(loops[0], loop.ForOp) or loops[0].sequential is None:
                 continue

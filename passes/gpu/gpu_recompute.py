@@ -17,7 +17,7 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 from ...dialects import loop, mem
 from ...dialects.nd.types import is_float
 from ..analysis.dependences import memory_of
-from ..analysis.nest_key import is_nest_in_memory
+from ..analysis.nest_key import nests_in_memory
 from ..loop.fusion.facts import MAX_REPEATED_OPS
 from ..loop.transform.loop_rewrite import drop_out
 from ..manager.pass_manager import Pass
@@ -30,8 +30,7 @@ class GpuRecompute(Pass):
     name = "gpu-recompute"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
-            assert isinstance(nest, loop.NestOp)
+        for nest in nests_in_memory(op):
             for argument, buffer in list(zip(nest.out_args, nest.outs, strict=True)):
                 forwarded = 0
                 while _forward(nest, argument, buffer):

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
-from ...dialects import loop
 from ..analysis.nest_access import NestAccess
-from ..analysis.nest_key import is_nest_in_memory
+from ..analysis.nest_key import nests_in_memory
 from ..analysis.schedule_attrs import bounds_of, narrowed, write_bounds
 from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
@@ -30,8 +29,7 @@ class GpuSchedule(Pass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_facts(op)
         gpu = machine_of(op, Gpu)
-        for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
-            assert isinstance(nest, loop.NestOp)
+        for nest in nests_in_memory(op):
             bounds = bounds_of(nest)
             try:
                 if read_tile(nest, NestAccess(nest, narrowed(symbols, bounds))) is not None:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import FuncOp
 
 from ...dialects import loop
 from ...dialects.expr import Expr, dim, product
 from ...dialects.expr.ranges import RangeEnv
 from ..analysis.nest_access import NestAccess
-from ..analysis.schedule_attrs import GPU, schedule_table
+from ..analysis.nest_key import nests_in_memory
+from ..analysis.schedule_attrs import GPU
 from ..analysis.symbols import symbol_facts
 from ..cost.block_price import SPLIT_PARTS
 from ..cost.machine import Gpu, machine_of
@@ -57,22 +57,16 @@ class GpuSplitReduction(Pass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_facts(op)
         sizes, gpu = Sizes(hints), machine_of(op, Gpu)
-        for func in [f for f in op.ops if isinstance(f, FuncOp)]:
-            for nest in [n for n in func.body.block.ops if isinstance(n, loop.NestOp) and GPU not in schedule_table(n)]:
-                self._split_runs(nest, sizes, symbols)
-            for nest in [n for n in func.body.block.ops if isinstance(n, loop.NestOp) and GPU not in schedule_table(n)]:
-                for reduce in [r for r in nest.block.ops if isinstance(r, loop.ReduceOp)]:
-                    info = NestAccess(nest, symbols)
-                    weighed = weighed_tile(info, gpu)
-                    if weighed is not None:
-                        self._split_weighed(nest, reduce, weighed, sizes, symbols, gpu)
-                        continue
-                    tile = product_tile(info, sizes, gpu)
-                    if tile is None and summed_product(info) is not None:
-                        continue  # an iteration has whole products
-                    if tile is not None:
-                        self._split_product(nest, reduce, info, tile.reduction_block, sizes, symbols, gpu)
-                        continue
+        for nest in nests_in_memory(op, without=GPU):
+            self._split_runs(nest, sizes, symbols)
+        for nest in nests_in_memory(op, without=GPU):
+            for reduce in [r for r in nest.block.ops if isinstance(r, loop.ReduceOp)]:
+                info = NestAccess(nest, symbols)
+                if (weighed := weighed_tile(info, gpu)) is not None:
+                    self._split_weighed(nest, reduce, weighed, sizes, symbols, gpu)
+                elif (tile := product_tile(info, sizes, gpu)) is not None:
+                    self._split_product(nest, reduce, info, tile.reduction_block, sizes, symbols, gpu)
+                elif summed_product(info) is None:  # else an iteration has whole products
                     wanted = self._wanted(nest, reduce, sizes, info, gpu)
                     if wanted >= MIN_SPLIT_PARTS:
                         self._split(nest, reduce, wanted, info, sizes, symbols)

@@ -20,7 +20,7 @@ from ...dialects import loop
 from ...dialects.expr import ZERO, Expr, IndexMap, as_expr, ceildiv, dim, product
 from ...dialects.expr.ranges import RangeEnv, simplify
 from ...dialects.support.replace import replace_op
-from ..analysis.nest_key import is_nest_in_memory
+from ..analysis.nest_key import nests_in_memory
 from ..analysis.reduction_kinds import Cursor
 from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
@@ -51,8 +51,7 @@ class GpuSplitRows(Pass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_facts(op)
         sizes, programs = Sizes(hints), self.programs or machine_of(op, Gpu).resident_programs
-        for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
-            assert isinstance(nest, loop.NestOp)
+        for nest in nests_in_memory(op):
             rows = row_loop(nest)
             if rows is None:
                 continue

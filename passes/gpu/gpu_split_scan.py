@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from xdsl.context import Context
 from xdsl.dialects import arith, math
 from xdsl.dialects.builtin import ModuleOp, f32, f64, i1, i32, i64
-from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import loop
@@ -29,8 +28,9 @@ from ...dialects.expr.ranges import RangeEnv, simplify
 from ...dialects.nd.types import is_float
 from ..analysis.dependences import memory_of
 from ..analysis.nest_access import NestAccess
+from ..analysis.nest_key import nests_in_memory
 from ..analysis.reduction_kinds import Cursor, combine, unscaled
-from ..analysis.schedule_attrs import GPU, schedule_table
+from ..analysis.schedule_attrs import GPU
 from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
 from ..loop.transform.loop_rewrite import clone_into, drop_index, index_op, needed_by, replace_loops
@@ -62,15 +62,14 @@ class GpuSplitScan(Pass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         gpu = machine_of(op, Gpu)
         symbols, hints = symbol_facts(op)
-        for func in [f for f in op.ops if isinstance(f, FuncOp)]:
-            for nest in [n for n in func.body.block.ops if isinstance(n, loop.NestOp) and GPU not in schedule_table(n)]:
-                scans = [o for o in nest.block.ops if isinstance(o, loop.ScanOp)]
-                if not scans:
-                    continue
-                info = NestAccess(nest, symbols)
-                length = self._length(scans, info, hints, gpu)
-                if length:
-                    self._split(_Split(nest, scans, length, info, Sizes(hints), symbols))
+        for nest in nests_in_memory(op, without=GPU):
+            scans = [o for o in nest.block.ops if isinstance(o, loop.ScanOp)]
+            if not scans:
+                continue
+            info = NestAccess(nest, symbols)
+            length = self._length(scans, info, hints, gpu)
+            if length:
+                self._split(_Split(nest, scans, length, info, Sizes(hints), symbols))
 
     def _split(self, split: _Split) -> None:
         try:

@@ -21,9 +21,9 @@ from ...dialects.expr import ONE, ZERO, IndexMap, const, dim, free_dims, linear_
 from ...dialects.expr.ranges import RangeEnv
 from ..analysis.dependences import memory_of
 from ..analysis.nest_access import Access, Loop, NestAccess, Node
-from ..analysis.nest_key import is_nest_in_memory
+from ..analysis.nest_key import nests_in_memory
 from ..analysis.reduction_kinds import Cursor, combine
-from ..analysis.schedule_attrs import GPU, schedule_table
+from ..analysis.schedule_attrs import GPU
 from ..analysis.symbols import symbol_facts
 from ..loop.transform.loop_rewrite import Place, drop_index, index_op
 from ..loop.transform.split_loop import Values
@@ -47,9 +47,8 @@ class GpuWindowStrips(Pass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, _ = symbol_facts(op)
-        for nest in [n for n in op.walk() if is_nest_in_memory(n)]:
-            assert isinstance(nest, loop.NestOp)
-            if GPU in schedule_table(nest) or (found := find_strip(nest, symbols)) is None:
+        for nest in nests_in_memory(op, without=GPU):
+            if (found := find_strip(nest, symbols)) is None:
                 continue
             for access, axis in found.apart:
                 lay_side_by_side(nest, access, axis)

@@ -24,7 +24,7 @@ from ...dialects.expr import ONE, Expr, IndexMap, free_dims
 from ...dialects.expr.ranges import RangeEnv
 from ...dialects.nd import symbol_ranges
 from ..analysis.dependences import memory_of
-from ..analysis.nest_key import is_nest_in_memory
+from ..analysis.nest_key import nests_in_memory
 from ..analysis.symbols import symbol_hints
 from ..cost.cost_model import nest_cost
 from ..cost.machine.cpu import SERVER
@@ -53,8 +53,7 @@ class MemPackOperands(Pass):
             return nest_cost(nest, facts[0], SERVER, facts[1]).seconds * 1e9
 
         for func in [f for f in op.ops if isinstance(f, FuncOp) and f.body.blocks and loop.batch_symbols(f) is None]:
-            for nest in [n for n in func.body.block.ops if is_nest_in_memory(n)]:
-                assert isinstance(nest, loop.NestOp)
+            for nest in nests_in_memory(func):
                 for reads in _reads_across(nest):
                     self._pack(nest, reads, nanoseconds)
 

@@ -24,7 +24,7 @@ from ...dialects import loop, mem
 from ...dialects.expr import IndexMap
 from ..analysis.dependences import memory_of
 from ..analysis.nest_access import NestAccess
-from ..analysis.nest_key import is_nest_in_memory
+from ..analysis.nest_key import nests_in_memory
 from ..analysis.op_costs import FUNCTION_COST, op_cost
 from ..analysis.schedule_attrs import schedule_table
 from ..analysis.symbols import symbol_facts, symbol_hints
@@ -67,8 +67,7 @@ class MemSplitScalars(Pass):
         symbols, hints = symbol_facts(op)
         names = symbol_hints(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp) and f.body.blocks and loop.batch_symbols(f) is None]:
-            for nest in [n for n in func.body.block.ops if is_nest_in_memory(n)]:
-                assert isinstance(nest, loop.NestOp)
+            for nest in nests_in_memory(func):
                 if not nest.loop_sizes or schedule_table(nest) or not any(is_function(o) for o in nest.block.ops):
                     continue
                 parts = [p for p in (_before(nest), _behind(nest)) if p is not None and len(p.values) <= MAX_ROW_VALUES]
@@ -107,8 +106,7 @@ class _Part:
 
     def split(self, nest: loop.NestOp) -> None:
         sizes = nest.loop_sizes
-        types = [mem.BufferType.get(sizes, v.type) for v in self.values]
-        allocs = [mem.AllocOp.create(properties={"kind": StringAttr("arena")}, result_types=[t], location=nest.location) for t in types]
+        allocs = [mem.AllocOp.arena(sizes, v.type, location=nest.location) for v in self.values]
         buffers = [a.results[0] for a in allocs]
         assert nest.parent is not None
         nest.parent.insert_ops_before(allocs, nest)

@@ -26,7 +26,7 @@ from ...dialects.expr import IndexMap
 from ...dialects.nd.types import element_bytes
 from ..analysis.dependences import memory_of
 from ..analysis.nest_access import NestAccess
-from ..analysis.nest_key import is_nest_in_memory
+from ..analysis.nest_key import nests_in_memory
 from ..analysis.schedule_attrs import schedule_table
 from ..analysis.symbols import symbol_facts
 from ..cost.loops_inside import MIN_INNER_TRIPS
@@ -47,8 +47,7 @@ class MemStageRows(Pass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_facts(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp) and f.body.blocks and loop.batch_symbols(f) is None]:
-            for nest in [n for n in func.body.block.ops if is_nest_in_memory(n)]:
-                assert isinstance(nest, loop.NestOp)
+            for nest in nests_in_memory(func):
                 rows = list(_rows(nest))
                 if not rows or schedule_table(nest) or choose(NestAccess(nest, symbols), hints).style != "inner":
                     continue

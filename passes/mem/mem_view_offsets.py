@@ -26,7 +26,7 @@ from ...dialects.expr.syntax import IndexMapAttr
 from ...dialects.nd.types import element_bytes
 from ..analysis.dependences import memory_of
 from ..analysis.nest_access import NestAccess
-from ..analysis.nest_key import is_nest_in_memory
+from ..analysis.nest_key import nests_in_memory
 from ..analysis.symbols import symbol_facts
 from ..cost.machine.gpu import VECTOR_BYTES
 from ..manager.pass_manager import Pass
@@ -41,7 +41,7 @@ class MemViewOffsets(Pass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, _ = symbol_facts(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp) and f.body.blocks and loop.batch_symbols(f) is None]:
-            nests = [n for n in func.body.block.ops if isinstance(n, loop.NestOp) and is_nest_in_memory(n)]
+            nests = nests_in_memory(func)
             late = {b for n in nests for o in loop.walk_bodies(n) if _starts_late(o) for b in _outside(n, o)}
             if not late:
                 continue

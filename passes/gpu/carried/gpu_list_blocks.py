@@ -238,8 +238,7 @@ class _Lists:
     def _memory(self, sizes: Sequence[Expr], name: str) -> SSAValue:
         like = self.nest.outs[0].type
         assert isinstance(like, mem.BufferType)
-        kind = mem.BufferType.get(sizes, i32, None, 0, like.device.data)
-        made = mem.AllocOp.create(result_types=[kind], properties={"kind": StringAttr("arena")}, location=self.nest.location)
+        made = mem.AllocOp.arena(sizes, i32, like.device.data, location=self.nest.location)
         self.before.place(made)
         made.results[0].name_hint = name
         return made.results[0]

@@ -142,9 +142,7 @@ class _Blocks:
         extern = self.extern
         assert (block := extern.parent) is not None
         before = Cursor(block, extern)
-        kind = mem.BufferType.get(sizes, i8, None, 0, "cpu")
-        made = mem.AllocOp.create(result_types=[kind], properties={"kind": StringAttr("arena")}, location=extern.location)
-        memory = before.place(made).results[0]
+        memory = before.place(mem.AllocOp.arena(sizes, i8, location=extern.location)).results[0]
         memory.name_hint = "blocks"
         nest = loop.NestOp.build_nest(sizes, [memory], extern.location)
         nest.properties["label"] = StringAttr("blocks")
