@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import gcd
 
 from xdsl.ir import Attribute, SSAValue
@@ -24,6 +24,9 @@ MIN_SHARED_REDUCTION_TRIPS = 128
 
 ReductionPart = tuple[list[red.Accumulator], Callable[[Span], list[SSAValue]]]
 """Accumulators of a reduction, and what computes their results over a part of the first loop."""
+
+YieldedValues = Callable[[loop.ReduceOp, Sequence[red.Accumulator]], list[list[SSAValue]]]
+"""What one step of the body gives each accumulator."""
 
 
 class ReduceLowering:
@@ -108,7 +111,7 @@ class ReduceLowering:
     def _in_parts(self, op: loop.ReduceOp, order: list[Loop], chosen: tuple[Loop, int] | None) -> ReductionPart:
         """One pass, or for long sums of floats a pass over each part: an accumulator takes at most MAX_CASCADE_VALUES values one
         after the other."""
-        slots = self._accumulators(op)
+        slots = self.accumulators(op, {})
         sums = any(slot.kind == "sum" and is_float(slot.types[0]) for slot in slots)
         width = chosen[1] if chosen is not None else 1
         inner = product([one.size for one in order[1:]]).value
@@ -124,8 +127,8 @@ class ReduceLowering:
                 span = needed_part(self.s, node, span)
             adds = None if span.count is None or inner is None else span.count * inner
             if not sums or (adds is not None and adds <= limit):
-                return self._over(op, slots, order, chosen, span)
-            return self.merge_chunks(order, slots, size, span, lambda part: self._over(op, slots, order, chosen, part))
+                return self.over(op, slots, order, chosen, span, self.yielded_values)
+            return self.merge_chunks(order, slots, size, span, lambda part: self.over(op, slots, order, chosen, part, self.yielded_values))
 
         return slots, run
 
@@ -153,21 +156,22 @@ class ReduceLowering:
 
     # ---- passes
 
-    def _over(
+    def over(
         self,
         op: loop.ReduceOp,
         slots: Sequence[red.Accumulator],
         order: Sequence[Loop],
         chosen: tuple[Loop, int] | None,
         span: Span,
+        values: YieldedValues,
     ) -> list[SSAValue]:
         """One pass over the part `span` of the first loop and all of the others."""
         pairs = whole(order)
         if pairs:
             pairs[0] = (order[0], span)
         if chosen is None:
-            return self.run_pass(op, slots, pairs, None, self.yielded_values)
-        return self.run_pass(op, slots, pairs[:-1], (chosen[0], chosen[1], pairs[-1][1]), self.yielded_values)
+            return self.run_pass(op, slots, pairs, None, values)
+        return self.run_pass(op, slots, pairs[:-1], (chosen[0], chosen[1], pairs[-1][1]), values)
 
     def merge_chunks(
         self,
@@ -192,8 +196,8 @@ class ReduceLowering:
         found = part(Span(index, end, count, gcd(size, known)))
         return list(b.end_for(self._merge(slots, list(carried), found)))
 
-    def _accumulators(self, op: loop.ReduceOp) -> list[red.Accumulator]:
-        """One accumulator for each simple kind of the op."""
+    def accumulators(self, op: loop.ReduceOp, instead: Mapping[str, str]) -> list[red.Accumulator]:
+        """One accumulator for each kind of the op, of some kinds that of another one `instead`."""
         s = self.s
         found: list[red.Accumulator] = []
         at = out = 0
@@ -215,7 +219,7 @@ class ReduceLowering:
                     first = None if s.varies(start) else s.integer(start, types[1])
                 found.append(red.ArgAccumulator(kind, types, first))
             else:
-                found.append(red.Accumulator(kind, types))
+                found.append(red.Accumulator(instead.get(kind, kind), types))
             at, out = at + takes, out + gives
         return found
 
@@ -244,7 +248,7 @@ class ReduceLowering:
         slots: Sequence[red.Accumulator],
         loops: Sequence[tuple[Loop, Span]],
         chosen: tuple[Loop, int, Span] | None,
-        values: Callable[[loop.ReduceOp, Sequence[red.Accumulator]], list[list[SSAValue]]],
+        values: YieldedValues,
     ) -> list[SSAValue]:
         """One pass over the loops; scalars result when the lanes are inside, else accumulators as wide as the lanes
         around."""

@@ -17,7 +17,7 @@ from ....passes.analysis.dependences import memory_of
 from ....passes.analysis.nest_access import Loop, Node
 from ....passes.analysis.origins import title
 from ....passes.manager.locations import source_location
-from ..loops import Span, whole
+from ..loops import Span
 from ..state import scalar_type
 from . import reductions as red
 
@@ -38,6 +38,12 @@ def _stores_elsewhere(node: Node) -> bool:
     accesses = list(node.all_accesses())
     read, stored = ({memory_of(a.buffer) for a in accesses if a.is_store is stores} for stores in (False, True))
     return read.isdisjoint(stored) and all(isinstance(m.owner, mem.AllocOp) and m.owner.kind.data == "output" for m in stored)
+
+
+FIRST_PASS = {"welford": "sum", "softmax": "max"}
+"""Kinds that take two passes, with what the first one finds."""
+MERGES = {"welford": red.WelfordMerge, "softmax": red.SoftmaxMerge}
+"""How the results of chunks are merged."""
 
 
 class TwoPassReduction:
@@ -102,51 +108,17 @@ class TwoPassReduction:
                 at += takes
             return found
 
-        pairs = whole(order)
-        if pairs:
-            pairs[0] = (order[0], span)
-        if chosen is None:
-            return self.passes.run_pass(op, slots, pairs, None, values)
-        return self.passes.run_pass(op, slots, pairs[:-1], (chosen[0], chosen[1], pairs[-1][1]), values)
+        return self.passes.over(op, slots, order, chosen, span, values)
 
     def _two_pass_slots(self, op: loop.ReduceOp) -> list[red.Accumulator]:
         """The accumulators over whole chunks: the results of each kind."""
-        found: list[red.Accumulator] = []
+        found = self.passes.accumulators(op, FIRST_PASS)
         at = 0
-        simple = iter(self._accumulators_simple(op))
-        for kind in op.kind_names:
+        for k, kind in enumerate(op.kind_names):
             gives = loop.KINDS[kind][1]
-            types = [scalar_type(r.type) for r in op.outputs[at : at + gives]]
-            if kind == "welford":
-                found.append(red.WelfordMerge(kind, types))
-            elif kind == "softmax":
-                found.append(red.SoftmaxMerge(kind, types))
-            else:
-                found.append(next(simple))
+            if kind in MERGES:
+                found[k] = MERGES[kind](kind, [scalar_type(r.type) for r in op.outputs[at : at + gives]])
             at += gives
-        return found
-
-    def _accumulators_simple(self, op: loop.ReduceOp) -> list[red.Accumulator]:
-        two_pass = {"welford": "sum", "softmax": "max"}
-        return [a for a, k in zip(self._accumulators_as(op, two_pass), op.kind_names, strict=True) if k not in two_pass]
-
-    def _accumulators_as(self, op: loop.ReduceOp, instead: dict[str, str]) -> list[red.Accumulator]:
-        """The accumulators of a pass in which some kinds are replaced by simple ones."""
-        last = op.block.last_op
-        assert last is not None
-        found: list[red.Accumulator] = []
-        at = out = 0
-        for kind in op.kind_names:
-            takes, gives = loop.KINDS[kind]
-            types = [scalar_type(v.type) for v in last.operands[at : at + takes]]
-            composed = red.of_results(kind, [scalar_type(r.type) for r in op.outputs[out : out + gives]])
-            if composed is not None:
-                found.append(composed)
-            elif kind in ("argmax", "argmin"):
-                found.append(red.ArgAccumulator(kind, types, None))
-            else:
-                found.append(red.Accumulator(instead.get(kind, kind), types))
-            at, out = at + takes, out + gives
         return found
 
     def _chunk(
@@ -159,15 +131,10 @@ class TwoPassReduction:
     ) -> list[SSAValue]:
         """All kinds over one chunk of the first loop: two passes."""
         s = self.s
-        spans = [span, *(Span.whole(o.size) for o in order[1:])]
-        pairs = list(zip(order, spans, strict=False))
-        vector = None
-        if chosen is not None:
-            vector = (chosen[0], chosen[1], pairs[-1][1])
-            pairs = pairs[:-1]
-        first_slots = self._accumulators_as(op, {"welford": "sum", "softmax": "max"})
+        first_slots = self.passes.accumulators(op, FIRST_PASS)
         count = self._count(order, span)
-        scales = {t: self._mean_scale(order, span, count, t) for k, t in enumerate(self._first_types(op)) if op.kind_names[k] == "welford"}
+        types = [slot.types[0] for kind, slot in zip(op.kind_names, first_slots, strict=True) if kind == "welford"]
+        scales = {t: self._mean_scale(order, span, count, t) for t in types}
 
         def values(op: loop.ReduceOp, slots: Sequence[red.Accumulator]) -> list[list[SSAValue]]:
             found = self.passes.yielded_values(op, slots)
@@ -177,7 +144,7 @@ class TwoPassReduction:
                     found[k] = [red.float_op(s, arith.MulfOp, x, s.b.splat(scales[slots[k].types[0]], lanes_of(x.type)))]
             return found
 
-        first = self.passes.run_pass(op, first_slots, pairs, vector, values)
+        first = self.passes.over(op, first_slots, order, chosen, span, values)
         centres: dict[int, SSAValue] = {}
         at = 0
         for k, (kind, slot) in enumerate(zip(op.kind_names, first_slots, strict=True)):
@@ -193,7 +160,7 @@ class TwoPassReduction:
         if cache is not None:
             cache.begin_second(op)
         s.second_pass = True
-        second = self.passes.run_pass(op, second_slots, pairs, vector, lambda o, sl: self._centred(o, centres))
+        second = self.passes.over(op, second_slots, order, chosen, span, lambda o, sl: self._centred(o, centres))
         s.second_pass = False
         if cache is not None:
             cache.end_second(op)
@@ -211,15 +178,6 @@ class TwoPassReduction:
                 results += first[at : at + slot.count]
             at += slot.count
         return results
-
-    def _first_types(self, op: loop.ReduceOp) -> list[Attribute]:
-        """The type of the first result of each kind."""
-        found: list[Attribute] = []
-        at = 0
-        for kind in op.kind_names:
-            found.append(scalar_type(op.outputs[at].type))
-            at += loop.KINDS[kind][1]
-        return found
 
     def _mean_scale(self, order: Sequence[Loop], span: Span, count: SSAValue, dtype: Attribute) -> SSAValue:
         """A power of two by which as many elements as there are can be multiplied, so that their sum is no larger than the largest one."""
