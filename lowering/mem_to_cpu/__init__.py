@@ -8,6 +8,7 @@ share one.
     builder.py     blocks, hoisting, constants                     joined.py      several nests in one parallel region
     shared_loops.py  long loops and rows in parts, on threads; columns that all rows share
     threads.py     which loops of a nest threads share, in units of work
+    calls/         library calls that generated functions answer
 
 What bodies and index expressions mean in every kernel is in `lowering/nest/`.
 What runs along the lanes is decided in passes/cost/schedule_choice.py.
@@ -41,11 +42,12 @@ from ...passes.mem.mem_join_nests import joined_nests
 from ...passes.mem.terms.mem_term_blocks import MemTermBlocks
 from ..nest.product_epilogue import RECTANGLE_HINTS, RECTANGLE_RANGES
 from ..outline import Arguments, Outliner
-from .attention import AttentionLowering
 from .batches import BatchLowering
 from .body import UnsupportedBody
-from .calls.int4 import Int4Lowering
-from .calls.int4_rows import Int4RowsLowering
+from .calls.attention import lower_attention
+from .calls.generated import GeneratedCalls
+from .calls.int4 import lower_int4
+from .calls.int4_rows import lower_int4_rows
 from .contract import ContractLowering
 from .joined import JoinedKernel, JoinLowering
 from .kernel import lower_nest, lower_part
@@ -67,11 +69,10 @@ class MemToCpu(Pass):
         symbols, hints = symbol_facts(op)
         outliner = CpuOutliner(op, RangeEnv({**symbols, **RECTANGLE_RANGES}), {**hints, **RECTANGLE_HINTS})
         contracts = ContractLowering(op.body.block.add_op, self.library, lambda nest: self._outline(outliner, nest), has_fixed_order(op))
-        attentions, int4 = AttentionLowering(op.body.block.add_op), Int4Lowering(op.body.block.add_op)
-        rows = Int4RowsLowering(op.body.block.add_op)
+        calls = GeneratedCalls(op.body.block.add_op)
         grains: dict[str, int] = {}
         terms = term_functions(op)
-        weighed = WeighedLowering(op, outliner.of_block)
+        weighed = WeighedLowering(op, calls, outliner.of_block)
         weighed.lower_functions(terms.values())
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             if loop.batch_symbols(func) is not None:
@@ -84,9 +85,9 @@ class MemToCpu(Pass):
             for contract in [c for c in func.walk() if isinstance(c, loop.ContractOp)]:
                 contracts.lower(contract)
             for call in [c for c in func.body.block.ops if isinstance(c, mem.ExternOp)]:
-                if attentions.lower(call) or weighed.lower(call):
+                if lower_attention(calls, call) or weighed.lower(call):
                     self.statistic("num-attention")
-                elif int4.lower(call) or rows.lower(call):
+                elif lower_int4(calls, call) or lower_int4_rows(calls, call):
                     self.statistic("num-int4")
         BatchLowering(op, grains).run()
 

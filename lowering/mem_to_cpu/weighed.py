@@ -10,19 +10,17 @@ from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, StringAttr, 
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, SSAValue
 
-from ...dialects import cpu, host, loop, mem
+from ...dialects import cpu, loop, mem
 from ...dialects.cpu.attention import WeighedOp, is_pointer
-from ...dialects.expr import ONE, ZERO, Expr, Sym, as_expr, exact_quotient, free_syms, product
+from ...dialects.expr import ONE, ZERO, Expr, Sym, as_expr, exact_quotient, free_syms
 from ...dialects.mem import BufferType
 from ...dialects.nd.base import prop
-from ...dialects.nd.types import element_bytes
-from ...dialects.support.replace import replace_op
 from ...passes.analysis.schedule_attrs import bool_attr, update_schedule
 from ...passes.analysis.weighed_calls import MASKED, SURE, WeighedCall
 from ..outline import Arguments
 from .attention import DTYPES
 from .builder import Builder
-from .contract import SizeIndices
+from .calls.generated import GeneratedCalls, Number
 
 BLOCK = "block_"
 """How the symbols begin that say which block a function is called for."""
@@ -47,12 +45,11 @@ def term_functions(module: ModuleOp) -> dict[str, FuncOp]:
 
 
 class WeighedLowering:
-    """Lowers the calls of one module. `kernel` makes the kernel of a nest, by its name; equal calls share one."""
+    """Lowers the calls of one module. `kernel` makes the kernel of a nest, by its name."""
 
-    def __init__(self, module: ModuleOp, kernel: Callable[[str, loop.NestOp], tuple[cpu.KernelOp, Arguments]]):
-        self.module, self.kernel = module, kernel
+    def __init__(self, module: ModuleOp, calls: GeneratedCalls, kernel: Callable[[str, loop.NestOp], tuple[cpu.KernelOp, Arguments]]):
+        self.module, self.calls, self.kernel = module, calls, kernel
         self.terms: dict[str, TermKernel] = {}
-        self.kernels: dict[object, str] = {}
 
     def lower_functions(self, functions: Iterable[FuncOp]) -> None:
         """Make private kernels of the functions of blocks."""
@@ -84,42 +81,27 @@ class WeighedLowering:
         buffers = [*(op.operands[k] for k in places), *outs]
         types: list[BufferType] = [b.type for b in buffers]  # pyright: ignore[reportAssignmentType]
         named = [a.string_value() if isinstance(a := op.attributes.get(key), SymbolRefAttr) else None for key in (MASKED, SURE)]
-        key = (call.softmax, call.scaled, call.added, call.placed, call.scales, call.empty, call.blocks is not None, *named, *types)
-        sizes = [e for t in types for e in (*t.dims, *t.stride_exprs)]
-        terms = [self.terms[name] for name in named if name is not None]
-        symbols = sorted({s for e in sizes for s in free_syms(e)} | {s for t in terms for s in t.symbols}, key=lambda s: s.name)
-        if key not in self.kernels:
-            self.kernels[key] = self._kernel(call, named, types, symbols)
-        traffic = sum((product(t.dims) * element_bytes(t.element_type) for t in types), ZERO)
-        replace_op(op, host.LaunchOp.make(self.kernels[key], buffers, symbols, bytes=traffic))
-        return True
-
-    def _kernel(self, call: WeighedCall, named: Sequence[str | None], types: Sequence[BufferType], symbols: Sequence[Sym]) -> str:
-        """The kernel that calls the generated function; its name."""
+        key = (call.softmax, call.scaled, call.added, call.placed, call.scales, call.empty, call.blocks is not None, *named)
         terms = [None if name is None else self.terms[name] for name in named]
-        count, more = len(self.kernels), sorted({s for t in terms if t is not None for s in t.symbols}, key=lambda s: s.name)
-        function, kernel = f"weighed_rows{count}", f"k_weighed_rows_{count}"
-        declared = _declaration(function, call, DTYPES[types[0].element_type], more, terms)
-        self.module.body.block.add_op(declared)
-        op = cpu.KernelOp.make(kernel, [cpu.ptr] * len(types) + [i64] * len(symbols))
-        block = op.body.block
-        b = Builder(block)
-        table: dict[Sym, SSAValue] = dict(zip(symbols, block.args[len(types) :], strict=True))
-        number = SizeIndices(b, table).number
-        pointers, given = _fields(call, types)
-        arguments: list[SSAValue] = []
-        for name in declared.fields():
-            if is_pointer(name):
-                arguments.append(block.args[pointers[name]])
-            else:
-                value = given[name]
-                arguments.append(b.constant(value, f32) if isinstance(value, float) else number(as_expr(value)))
-        first = len(call.factors) + len(call.rows) + (call.blocks is not None)
-        arguments += [block.args[first + k] for k in range(len(call.captured))]
-        b.place(cpu.CallOp.make(function, [*arguments, *map(number, more)]))
-        block.add_op(cpu.ReturnOp.create())
-        self.module.body.block.add_op(op)
-        return kernel
+        more = sorted({s for t in terms if t is not None for s in t.symbols}, key=lambda s: s.name)
+
+        def declare(count: int) -> WeighedOp:
+            return _declaration(f"weighed_rows{count}", call, DTYPES[types[0].element_type], more, terms)
+
+        def arguments(b: Builder, pointers: Sequence[SSAValue], number: Number) -> list[SSAValue]:
+            places, given = _fields(call, types)
+            found: list[SSAValue] = []
+            for name in declare(0).fields():
+                if is_pointer(name):
+                    found.append(pointers[places[name]])
+                else:
+                    value = given[name]
+                    found.append(b.constant(value, f32) if isinstance(value, float) else number(as_expr(value)))
+            first = len(call.factors) + len(call.rows) + (call.blocks is not None)
+            return [*found, *pointers[first : first + len(call.captured)], *map(number, more)]
+
+        self.calls.launch(op, "k_weighed_rows_", key, buffers, declare, arguments, more)
+        return True
 
 
 def _is_block(t: Attribute) -> bool:
