@@ -92,7 +92,7 @@ class _Folder:
                 value = self._attribute(str(node.target))
                 if isinstance(value, torch.Tensor) and not hasattr(value, "fake_mode"):
                     self.values[node] = value
-            elif node.op == "call_function" and not self._compute(node):
+            elif node.op == "call_function" and not self._compute(node) and not self._subtracts_zeros(node):
                 self._absorb(node)
         self._store()
 
@@ -112,7 +112,8 @@ class _Folder:
         if not weighty and _bytes(node.meta.get("val")) > MAX_GROWN_BYTES:
             return False
         limit = MAX_GROWTH_FACTOR * sum(_bytes(self.values[n]) for n in node.all_input_nodes)
-        if weighty and _bytes(node.meta.get("val")) > max(limit, MAX_GROWN_BYTES):
+        grown = 0 if _widens_bytes(node) else MAX_GROWN_BYTES
+        if weighty and _bytes(node.meta.get("val")) > max(limit, grown):
             return False
         args, kwargs = pytree.tree_map(lambda a: self.values[a] if isinstance(a, Node) else a, (node.args, node.kwargs))
         value = node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
@@ -121,6 +122,19 @@ class _Folder:
         self.values[node] = value
         if weighty:
             self.weighty.add(node)
+        return True
+
+    def _subtracts_zeros(self, node: Node) -> bool:
+        """Whether a node takes integers that are known to be 0 off others (zero points of symmetric scales), and is left out."""
+        if node.target is not torch.ops.aten.sub.Tensor or node.kwargs or not all(isinstance(a, Node) for a in node.args):
+            return False
+        whole, zeros = node.args
+        known, before, after = self.values.get(zeros), whole.meta.get("val"), node.meta.get("val")  # pyright: ignore
+        if not isinstance(known, torch.Tensor) or known.is_floating_point() or not isinstance(before, torch.Tensor):
+            return False
+        if before.shape != after.shape or before.dtype != after.dtype or before.stride() != after.stride() or bool(known.any()):  # pyright: ignore
+            return False
+        node.replace_all_uses_with(whole)  # pyright: ignore[reportArgumentType]
         return True
 
     # ---- what scales and shifts the result of a product
@@ -200,6 +214,14 @@ def _pure(node: Node) -> bool:
         return False
     leaves = pytree.tree_leaves(node.meta.get("val"))
     return bool(leaves) and all(isinstance(v, torch.Tensor) and _static(v) for v in leaves)
+
+
+def _widens_bytes(node: Node) -> bool:
+    """Whether a node makes wider numbers of a matrix of bytes: products read the bytes. Depthwise windows are no matrix."""
+    values = [n.meta.get("val") for n in node.all_input_nodes]
+    return any(
+        isinstance(v, torch.Tensor) and v.dtype in (torch.int8, torch.uint8) and v.dim() >= 2 and v.shape[1] > 1 for v in values
+    )
 
 
 def _static(value: torch.Tensor) -> bool:

@@ -3,6 +3,7 @@
     weight [K, N] of a matrix product             ->   panels [ceil(N / W), K, W], and views that show the weight
     weight [O, C, window...] of a convolution     ->   panels [ceil(O / W), window..., C, W], and views
     weight [O, 1, window...] of a depthwise one   ->   the same tensor, laid out as [window..., 1, O]
+    bytes [O, C, window...] of a convolution      ->   the same tensor, laid out as [O, window..., C]
 
 Products read panels without packing (passes/analysis/accesses/panels.py). W columns are 256 bytes, whole register tiles of every
 instruction set, and the last panel is filled up with zeros. A depthwise convolution has its lanes along the channels. What is laid out
@@ -35,11 +36,13 @@ def order_weights(gm: GraphModule, own_product: OwnProduct | None = None) -> Non
         value = getattr(gm, str(node.target), None)
         if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or not node.users:
             continue
-        if all(_is_weight(user, node, own_product) for user in node.users):
+        if value.dtype in (torch.int8, torch.uint8) and value.dim() > 2:
+            _lay_out(gm, node, value, [0, *range(2, value.dim()), 1])
+        elif all(_is_weight(user, node, own_product) for user in node.users):
             if _gets_panels(node, value):
                 _put_into_panels(gm, node, value)
             elif value.dim() > 2:
-                _lay_out(gm, node, value)
+                _lay_out(gm, node, value, _row_major(value))
 
 
 def _is_weight(user: Node, node: Node, own_product: OwnProduct | None) -> bool:
@@ -120,9 +123,8 @@ def _put_into_panels(gm: GraphModule, node: Node, value: torch.Tensor) -> None:
         reader.replace_input_with(node, at)
 
 
-def _lay_out(gm: GraphModule, node: Node, value: torch.Tensor) -> None:
-    order = _row_major(value)
-    replace_constant(gm, node, value.permute(order).contiguous().permute(_inverse(order)))
+def _lay_out(gm: GraphModule, node: Node, value: torch.Tensor, order: Sequence[int]) -> None:
+    replace_constant(gm, node, value.permute(*order).contiguous().permute(_inverse(order)))
 
 
 def _inverse(order: Sequence[int]) -> list[int]:

@@ -32,9 +32,11 @@ from ...cost.convolution_cost import Convolution, computed_here, has_few_taps
 from ...cost.library_cost import size
 from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
+from ..nd_attention import keeps_eager_numerics
 from ..products.convolutions.nests import padded
 from ..products.convolutions.patches import cast
 from ..products.nd_small_convolutions import as_windows
+from ..quantised.byte_convolutions import as_byte_product
 
 
 @dataclass(frozen=True)
@@ -46,22 +48,26 @@ class NdConvolutionProducts(Pass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         if not has_library(op):
             return
-        symbols, hints = nd.symbol_ranges(op), symbol_hints(op)
+        symbols, hints, eager = nd.symbol_ranges(op), symbol_hints(op), keeps_eager_numerics(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             found = [o for o in func.body.block.ops if isinstance(o, nd.ConvOp)]
             last = func.body.block.last_op
             saved = set(last.operands) if last is not None else set[SSAValue]()
             chosen = {o for o in found if not saved.intersection(o.operands[:2]) and self._pays(o, hints)}
 
+            def byte_product(rw: Rewriter, conv: Operation) -> SSAValue | None:
+                return None if eager or not isinstance(conv, nd.ConvOp) else as_byte_product(rw, conv)
+
             def convolution_product(rw: Rewriter, conv: Operation, chosen: set[nd.ConvOp] = chosen) -> SSAValue | None:
                 if not isinstance(conv, nd.ConvOp) or conv not in chosen:
                     return None
                 return as_pixel_product(rw, conv) if conv.groups.data == (1,) else as_windows(rw, conv)
 
-            if chosen:
-                rewriter = Rewriter(func, {nd.ConvOp: [convolution_product]}, symbols)
+            if found:
+                rewriter = Rewriter(func, {nd.ConvOp: [byte_product, convolution_product]}, symbols)
                 rewriter.run()
                 self.statistic("num-convolutions", rewriter.changed.get("convolution_product", 0))
+                self.statistic("num-byte-convolutions", rewriter.changed.get("byte_product", 0))
 
     def _pays(self, op: nd.ConvOp, hints: Mapping[str, int]) -> bool:
         facts = _facts(op, hints)

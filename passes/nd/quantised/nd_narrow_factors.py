@@ -11,19 +11,18 @@ are scaled afterwards are as exact as sums of scaled ones, but not the same bits
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr, ModuleOp, f32, i8, i32
+from xdsl.dialects.builtin import ModuleOp, f32, i8
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from ....dialects import nd
 from ....dialects.expr import ONE, product
 from ....dialects.nd.base import IntsAttr
-from ....dialects.nd.pointwise import OPS, CastOp, broadcast_dims
-from ....dialects.nd.types import INTEGERS, TensorType, is_float, tensor_type
+from ....dialects.nd.types import TensorType, tensor_type
 from ...analysis.symbols import symbol_hints
 from ...cost.library_cost import size
 from ...manager.pass_manager import Pass
@@ -31,6 +30,7 @@ from ..algebra.rewriter import Rewriter
 from ..nd_attention import keeps_eager_numerics
 from ..products.nd_small_products import MIN_COMPUTED_ELEMENTS
 from .affine_factors import BYTES, NARROW, AffineFactor, affine_factor, summed_along
+from .integer_sums import as_type, integer_sums, pointwise, scaled
 
 INTEGER_PRODUCT = "aten._int_mm.default"
 
@@ -80,10 +80,10 @@ def _narrow_product(rw: Rewriter, op: nd.MatmulOp, hints: Mapping[str, int]) -> 
         return None
     a = affine_factor(rw, op.lhs, t.rank - 1)
     if a is not None and a.dtype in BYTES and b.dtype in BYTES and i8 in (a.dtype, b.dtype):
-        return _scaled(rw, _integers(rw, a, b, t), (*a.scales, *b.scales), t)
+        return scaled(rw, integer_sums(rw, a, b, t), (*a.scales, *b.scales), t)
     if b.dtype not in NARROW[t.element_type]:
         return None
-    return _scaled(rw, _floats(rw, op.lhs, b, t), b.scales, t)
+    return scaled(rw, _floats(rw, op.lhs, b, t), b.scales, t)
 
 
 def _turned(rw: Rewriter, op: nd.MatmulOp, hints: Mapping[str, int]) -> SSAValue | None:
@@ -100,65 +100,11 @@ def _turned(rw: Rewriter, op: nd.MatmulOp, hints: Mapping[str, int]) -> SSAValue
     return None if isinstance(made.owner, nd.MatmulOp) and tensor_type(made.owner.rhs).element_type == t.element_type else transposed(made)
 
 
-def _integers(rw: Rewriter, a: AffineFactor, b: AffineFactor, t: TensorType) -> SSAValue:
-    """The sum of (a - its zero point) * (b - its zero point), as i32, or f32 where a zero point is no integer.
-
-    sum (a - y) (b - z) = sum a b - y * sum b - z * sum (a - y)"""
-    last, wide = t.rank - 1, t.with_dtype(i32)
-    total = rw.new(nd.MatmulOp.new((a.core, b.core), wide))
-    zeros = [z if z is None else _whole(rw, z) for z in (a.zero, b.zero)]
-    kind = f32 if any(z is not None and tensor_type(z).element_type == f32 for z in zeros) else i32
-    y, z = (x if x is None else _as(rw, x, kind) for x in zeros)
-    total = _as(rw, total, kind)
-    if y is not None:
-        total = _pointwise(rw, "sub", total, _pointwise(rw, "mul", y, summed_along(rw, _as(rw, b.core, kind), last - 1)))
-    if z is not None:
-        left = _as(rw, a.core, kind)
-        left = left if y is None else _pointwise(rw, "sub", left, y)
-        total = _pointwise(rw, "sub", total, _pointwise(rw, "mul", z, summed_along(rw, left, last)))
-    return total
-
-
 def _floats(rw: Rewriter, lhs: SSAValue, b: AffineFactor, t: TensorType) -> SSAValue:
     """The sum of lhs * (b - its zero point); in f32, if that is not all."""
     plain = b.zero is None and not b.scales
     total = rw.new(nd.MatmulOp.new((lhs, b.core), t if plain else t.with_dtype(f32)))
     if b.zero is None:
         return total
-    rows = summed_along(rw, _as(rw, lhs, f32), t.rank - 1)
-    return _pointwise(rw, "sub", total, _pointwise(rw, "mul", rows, _as(rw, b.zero, f32)))
-
-
-def _scaled(rw: Rewriter, total: SSAValue, scales: Sequence[SSAValue], t: TensorType) -> SSAValue:
-    """Sums times scales, in f32, rounded once to the type of the product."""
-    if scales or tensor_type(total).element_type in INTEGERS:
-        total = _as(rw, total, f32)
-    for scale in scales:
-        total = _pointwise(rw, "mul", total, _as(rw, scale, f32))
-    return _as(rw, total, t.element_type)
-
-
-def _whole(rw: Rewriter, zero: SSAValue) -> SSAValue:
-    """A zero point as an integer, where it is known to be one."""
-    op = zero
-    while isinstance(op.owner, nd.ViewOp):
-        op = op.owner.input
-    if not is_float(tensor_type(zero).element_type):
-        return _as(rw, zero, i32)
-    value = op.owner.value if isinstance(op.owner, nd.FullOp) else None
-    if not isinstance(value, FloatAttr) or value.value.data != int(value.value.data):
-        return _as(rw, zero, f32)
-    t = tensor_type(zero).with_dtype(i32)
-    return rw.new(nd.FullOp.new((), t, value=IntegerAttr(int(value.value.data), i32)))
-
-
-def _as(rw: Rewriter, x: SSAValue, dtype: Attribute) -> SSAValue:
-    t = tensor_type(x)
-    return x if t.element_type == dtype else rw.new(CastOp.new((x,), t.with_dtype(dtype)))
-
-
-def _pointwise(rw: Rewriter, name: str, a: SSAValue, b: SSAValue) -> SSAValue:
-    t = tensor_type(a)
-    dims = broadcast_dims(t.dims, tensor_type(b).dims)
-    assert dims is not None
-    return rw.new(OPS[name].new((a, b), t.with_dims(dims)))
+    rows = summed_along(rw, as_type(rw, lhs, f32), t.rank - 1)
+    return pointwise(rw, "sub", total, pointwise(rw, "mul", rows, as_type(rw, b.zero, f32)))

@@ -121,3 +121,22 @@ def test_sizes_that_are_symbols_leave_windows_to_the_library():
         weight = torch.randn(64, 32, window, window)
         _, held, _, _ = convolved(weight, mode="symbolic")
         assert held is None or (held.dim() == 5) is in_panels
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_a_weight_of_bytes_stays_bytes_by_rows_of_channels(zero):
+    """Even where floats of it would be few; zero points that are 0 are not subtracted."""
+    weight, zeros = torch.randint(-128, 128, (32, 16, 3, 3), dtype=torch.int8), torch.full((32, 1, 1, 1), zero, dtype=torch.int32)
+
+    def function(x, w, z):
+        return (aten.convolution(x, (w.int() - z).float() * 0.1, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1),)
+
+    x = torch.randn(2, 16, 9, 9)
+    gm = make_fx(function, tracing_mode="fake")(x, weight, zeros)
+    _, *known = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    fold(gm, dict(zip(known, (weight, zeros), strict=True)))
+    gm.recompile()
+    held = [value for value in gm.buffers() if value.dim() == 4 and value.shape[1] > 1]
+    assert [value.dtype for value in held] == [torch.int8] and held[0].permute(0, 2, 3, 1).is_contiguous()
+    assert any(n.target is aten.sub.Tensor for n in gm.graph.nodes) is bool(zero)
+    torch.testing.assert_close(gm(x, None, None), function(x, weight, zeros), atol=1e-3, rtol=1e-4)
