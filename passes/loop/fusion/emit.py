@@ -15,7 +15,8 @@ from xdsl.ir import Block, BlockArgument, SSAValue
 
 from ....dialects import loop
 from ....dialects.expr import Dim, Expr, dim, dims_subs, free_dims
-from ....dialects.nd.types import tensor_type
+from ....dialects.loop.base import shaped_dims
+from ....dialects.nd.types import compute_type, tensor_type
 from ...analysis.nest_info import NestInfo
 from ...analysis.origins import names_of
 from ...manager.locations import joined
@@ -24,6 +25,9 @@ from ..transform.nest_copy import NestCopy
 from .emit_steps import FusedLoop, GroupSteps, Local
 from .sharing.align import LoopEnvs
 from .types import Group, Member
+
+Masked = tuple[SSAValue, SSAValue]
+"""The condition of a load and the value that it has where that does not hold."""
 
 MAX_READ_PLACES = 2
 """Later reads of a value at more places than this load it. What is computed again at each place computes what it is made of again too: a
@@ -303,22 +307,24 @@ class GroupWriter:
             at += len(old.results)
             copy.after_loop(m.info.op.block)
 
-    def read(self, tensor: SSAValue, index: tuple[Expr, ...], number: int, mask: SSAValue | None, other: SSAValue | None) -> SSAValue:
-        """An element of any tensor, from where it is at hand."""
+    def read(self, tensor: SSAValue, index: tuple[Expr, ...], number: int, guard: SSAValue | None, masked: Masked | None) -> SSAValue:
+        """An element of any tensor, from where it is at hand. `guard`: the condition under which the value is used at all; `masked`: the
+        condition and the other value of a load that has them."""
         local = self.locals.get(tensor)
         if local is not None and tensor not in self.recomputed:
             if local.value is not None and (self.placing.is_scalar(tensor) or local.step == number) and self._same_place(local, index):
-                return local.value if mask is None or other is None else self.body.select(mask, local.value, other)
+                return _chosen(self.body, local.value, masked)
             assert local.out is not None, f"no value of {tensor} at hand"
-            return self.body.load(local.out, local.place(index), mask, other, mutable=True)
+            return _load(self.body, local.out, local.place(index), guard, masked, mutable=True)
         if local is not None and local.value is not None and local.step == number and self._same_place(local, index):
-            return local.value if mask is None or other is None else self.body.select(mask, local.value, other)
+            return _chosen(self.body, local.value, masked)
         producer = local.member.info if local is not None else self.inlined.get(tensor)
         if producer is None:
-            return self.body.load(tensor, index, mask, other)
+            return _load(self.body, tensor, index, guard, masked)
         place = dict(zip(producer.indices, index, strict=True))
-        value = self.body.once((_Copy, tensor, index, mask), lambda: _Copy(self, None, number, place, mask).stored(producer.op.block))
-        return value if mask is None or other is None else self.body.select(mask, value, other)
+        inner = guard if masked is None else self.body.logical_and(guard, masked[0])
+        value = self.body.once((_Copy, tensor, index, inner), lambda: _Copy(self, None, number, place, inner).stored(producer.op.block))
+        return _chosen(self.body, value, masked)
 
     def _same_place(self, local: Local, index: tuple[Expr, ...]) -> bool:
         return list(index) == self._at(local.index)
@@ -337,9 +343,9 @@ class GroupWriter:
 class _Copy(NestCopy):
     """Clones the body of one nest into the fused one. Without a member it only computes the value that the nest would store."""
 
-    def __init__(self, writer: GroupWriter, member: Member | None, number: int, place: dict[SSAValue, Expr], mask: SSAValue | None = None):
-        super().__init__(writer.body, place)
-        self.writer, self.member, self.number, self.mask = writer, member, number, mask
+    def __init__(self, writer: GroupWriter, member: Member | None, number: int, place: dict[SSAValue, Expr], guard: SSAValue | None = None):
+        super().__init__(writer.body, place, guard)
+        self.writer, self.member, self.number = writer, member, number
         self.result: SSAValue | None = None
 
     def until_loop(self, block: Block) -> None:
@@ -361,14 +367,12 @@ class _Copy(NestCopy):
         return self.result
 
     def read(self, op: loop.LoadOp, index: tuple[Expr, ...], mask: SSAValue | None, other: SSAValue | None) -> SSAValue:
-        body, source = self.body, op.operands[0]
-        if self.mask is not None:
-            mask = body.logical_and(self.mask, mask)
-            other = other if other is not None else body.constant(0, op.results[0].type)
+        source = op.operands[0]
+        masked = None if mask is None or other is None else (mask, other)
         target = self._own_out(source) if isinstance(source, BlockArgument) else None
         if target is not None:
-            return body.load(target, index, mask, other, mutable=True)
-        return self.writer.read(source, index, self.number, mask, other)
+            return _load(self.body, target, index, self.guard, masked, mutable=True)
+        return self.writer.read(source, index, self.number, self.guard, masked)
 
     def _own_out(self, tensor: SSAValue) -> SSAValue | None:
         """The new argument for an out of the nest being cloned (a nest may load what it stores)."""
@@ -387,3 +391,22 @@ class _Copy(NestCopy):
         local, value = self.writer.keep(self.member, k, value)
         if local.out is not None:
             self.body.store(value, local.out, local.place(index), op.store_mode, mask)
+
+
+def _chosen(body: Body, value: SSAValue, masked: Masked | None) -> SSAValue:
+    return value if masked is None else body.select(masked[0], value, masked[1])
+
+
+def _load(
+    body: Body, tensor: SSAValue, index: Sequence[Expr], guard: SSAValue | None, masked: Masked | None, *, mutable: bool = False
+) -> SSAValue:
+    """A load where `guard` holds; elsewhere it gives anything, and reads nothing outside of the tensor."""
+    if guard is not None and masked is None and body.holds(index, shaped_dims(tensor.type)):
+        guard = None
+    if guard is None:
+        mask, other = masked or (None, None)
+    elif masked is None:
+        mask, other = guard, body.constant(0, compute_type(loop.element_type(tensor.type)))
+    else:
+        mask, other = body.logical_and(guard, masked[0]), masked[1]
+    return body.load(tensor, index, mask, other, mutable=mutable)

@@ -280,12 +280,21 @@ class Body:
             high = self.cmpi("slt", self.index_value(e, INDEX), self.index_value(size, INDEX))
         return self.logical_and(low, high)
 
-    def bound(self, value: SSAValue, size: Expr, what: StringAttr, wrap: bool, axis: IntAttr | None = None) -> Expr:
+    def holds(self, index: Sequence[Expr], sizes: Sequence[Expr]) -> bool:
+        """Whether an index is known to be inside of `sizes`."""
+        return all(prove_ge0(e, self.env) and prove_lt(e, size, self.env) for e, size in zip(map(self.simplify, index), sizes, strict=True))
+
+    def bound(
+        self, value: SSAValue, size: Expr, what: StringAttr, wrap: bool, axis: IntAttr | None = None, guard: SSAValue | None = None
+    ) -> Expr:
         """An integer as an index in [0, size): a new dimension, checked by the kernel; a computed index that is known to be inside stays
-        the expression that it is. `what` and `axis`, the dimension that it indexes, are for the message."""
+        the expression that it is. `what` and `axis`, the dimension that it indexes, are for the message. Where `guard` does not hold, the
+        index is 0."""
         computed = self._computed.get(value)
         if computed is not None and prove_ge0(computed, self.env) and prove_lt(computed, size, self.env):
             return computed
+        if guard is not None:
+            value = self.select(guard, value, self.constant(0, value.type))
         properties: dict[str, Attribute] = {"size": ExprAttr.get(size), "what": _one_of(what)}
         if axis is not None:
             properties["dim"] = _one_of(axis)

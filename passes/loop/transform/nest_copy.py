@@ -19,11 +19,13 @@ from .body import Body
 
 
 class NestCopy:
-    """Clones ops into `body`; `place` gives the loop indices of the old nest as expressions over the dimensions of the new one."""
+    """Clones ops into `body`; `place` gives the loop indices of the old nest as expressions over the dimensions of the new one. Where
+    `guard` does not hold, what is cloned may give anything, but fails nowhere."""
 
-    def __init__(self, body: Body, place: dict[SSAValue, Expr]):
+    def __init__(self, body: Body, place: dict[SSAValue, Expr], guard: SSAValue | None = None):
         self.body = body
         self.place = place
+        self.guard = guard
         self.values: dict[SSAValue, SSAValue] = {}
 
     # ---- what the subclass decides
@@ -97,7 +99,7 @@ class NestCopy:
         self.values[op.result] = self.body.index_value(e, op.result.type)
 
     def _bound(self, op: loop.BoundOp) -> None:
-        self.place[op.result] = self.body.bound(self.value(op.input), op.size.data, op.what, op.wrap is not None, op.dim)
+        self.place[op.result] = self.body.bound(self.value(op.input), op.size.data, op.what, op.wrap is not None, op.dim, self.guard)
 
     def _local(self, op: loop.LocalOp) -> None:
         made = loop.LocalOp.make(op.result.type)

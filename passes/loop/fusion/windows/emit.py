@@ -113,7 +113,6 @@ class _Reads(NestCopy):
     def __init__(self, writer: _Writer, local: SSAValue):
         super().__init__(writer.body, {})
         self.plan, self.local = writer.plan, local
-        self.guard: SSAValue | None = None
         self.rows: dict[SSAValue, Expr] = {}
         """The reader's loops as `Tiling.places` has them."""
         self.outs = dict(zip(writer.reader.out_args, writer.nest.out_args, strict=True))
