@@ -153,11 +153,11 @@ def _transposed(x: SSAValue) -> nd.PermuteOp:
 def carried_weights(products: Collection[nd.MatmulOp], symbols: RangeEnv, by_blocks: bool = False) -> Iterator[CarriedWeights]:
     """The groups of these products, which can be generated; `by_blocks`: those, too, whose weights, of several products, are only added
     up."""
+    known = dict.fromkeys(products)
     done: set[Operation] = set()
-    for op in products:
-        found = _group(op, products, symbols) if op not in done else None
+    for op in known:
+        found = _group(op, known, symbols, done) if op not in done else None
         if found is not None and (found.weighed or (by_blocks and len(found.scores) > 1)):
-            done.update(found.scores)
             yield found
 
 
@@ -167,7 +167,7 @@ def returned_weights(
     """The group of a product of which some weights are results, too (the gradient of a bias of their size), and where they are; None where
     there are none, or where fewer than two products give scores, or weigh by them."""
     others: list[Use] = []
-    group = _group(first, products, symbols, others)
+    group = _group(first, products, symbols, set(), others)
     several = group is not None and others and len(group.scores) > 1 and len(group.weighed) > 1
     return (group, others) if several and group is not None else None
 
@@ -205,9 +205,11 @@ class _Everything:
 
 
 def _group(
-    first: nd.MatmulOp, products: Collection[nd.MatmulOp], symbols: RangeEnv, others: list[Use] | None = None
+    first: nd.MatmulOp, products: Collection[nd.MatmulOp], symbols: RangeEnv, done: set[Operation], others: list[Use] | None = None
 ) -> CarriedWeights | None:
     """All that is computed of a product, element by element, with what else it is computed from, if products take all of it as weights.
+    `done` gets what was looked at: the answer is the same from each product among it, and none where the search meets what others have
+    looked at in vain. So all products of a function are asked in time linear in its operations.
     `others`: gets the results of the function among it, which may be then."""
     numel = product(tensor_type(first.result).dims)
     inside: dict[Operation, None] = {first: None}
@@ -216,6 +218,9 @@ def _group(
     worklist: list[Operation] = [first]
     while worklist:
         op = worklist.pop()
+        if op in done or op in weighed:
+            return None
+        done.add(op)
         uses = list(op.results[0].uses)
         if others is not None:
             others += [use for use in uses if isinstance(use.operation, ReturnOp)]

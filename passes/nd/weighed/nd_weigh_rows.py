@@ -16,11 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, bf16, f16, f32, i64
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ....dialects import nd
 from ....dialects.expr import ONE, Expr, exact_quotient, product
@@ -39,7 +40,7 @@ from ..nd_attention import MIN_CPU_SCORES, keeps_eager_numerics
 from ..products.carried_scores import is_of_products
 from ..products.carried_weights import CarriedWeights, WeighedRows, carried_weights
 from ..repeated_heads import without_repeats
-from .terms import FREE, Dims, TermsFunction, four_dims, swapped, swaps, without_views
+from .terms import FREE, Dims, TermsFunction, four_dims, operands_first, swapped, swaps, without_views
 
 End = nd.MatmulOp | nd.ReduceOp | nd.ScatterOp
 """What a call takes the place of: sums of rows that are weighed, or of the weights."""
@@ -121,8 +122,8 @@ class _Writer:
             return problem or None
         made = self._call(op, terms, [(op.rhs, False)], found)
         _replace(op, op.result, made.results[0])
-        for reduce, value in ((found.top, made.results[1]), (found.total, made.results[2])):
-            _replace(op, reduce.result, value)
+        for row, value in ((found.top, made.results[1]), (found.total, made.results[2])):
+            _replace(op, row.result, value)
         return ""
 
     def sums(self, group: CarriedWeights) -> str:
@@ -147,7 +148,7 @@ class _Writer:
             assert isinstance(terms, TermsFunction)
             _replace(op, op.result, self._call(op, terms, [], None).results[0])
         for rows, terms in plans:
-            at = max((one.op for one in rows), key=_place)
+            at = _last([one.op for one in rows])
             values = [(one.rows, one.side == 1) for one in rows]
             made = self._call(at, terms, values, None)
             for one, value in zip(rows, made.results, strict=True):
@@ -202,8 +203,8 @@ class _Writer:
     def _problem(self, terms: TermsFunction, columns: Sequence[Expr], kind: object) -> str:
         """Why no call computes sums of so many columns; "" if one does."""
         rows, count = terms.dims[-2:]
-        if terms.scores and (block := next(iter(terms.scores)).parent) is not None:
-            terms.check(block)
+        if terms.scores:
+            terms.check()
         if terms.problem:
             return terms.problem
         if kind not in TYPES:
@@ -293,15 +294,24 @@ def _copied(new: _Inserter, value: SSAValue) -> SSAValue:
             needed[op] = None
             worklist += op.operands
     values: dict[SSAValue, SSAValue] = {}
-    for op in new.at.parent.ops if new.at.parent is not None else ():
-        if op in needed:
-            values[op.results[0]] = new(op.clone(values))
+    for op in operands_first(needed):
+        values[op.results[0]] = new(op.clone(values))
     return values.get(value, value)
 
 
-def _place(op: Operation) -> int:
-    assert op.parent is not None
-    return list(op.parent.ops).index(op)
+def _last(ops: Sequence[nd.MatmulOp]) -> nd.MatmulOp:
+    """The last of some operations in their block."""
+    return reduce(lambda one, other: other if _is_before(one, other) else one, ops)
+
+
+def _is_before(one: Operation, other: Operation) -> bool:
+    """Whether an operation stands before another one: who walks on from both is soon at one of them, or at the end."""
+    behind_one, behind_other = one.next_op, other.next_op
+    while behind_one is not None and behind_other is not None:
+        if behind_one is other or behind_other is one:
+            return behind_one is other
+        behind_one, behind_other = behind_one.next_op, behind_other.next_op
+    return behind_other is None
 
 
 def _joined(weighed: Sequence[WeighedRows]) -> list[list[WeighedRows]]:
@@ -403,7 +413,7 @@ def _replace(at: Operation, old: SSAValue, value: SSAValue, turned: bool = False
         made = new(nd.ReshapeOp.new((made,), t))
     made.name_hint = made.name_hint or old.name_hint
     old.replace_all_uses_with(made)
-    _move_behind(made, at)
+    _move_behind(made, old.owner, at)
 
 
 def _turned(new: _Inserter, x: SSAValue) -> SSAValue:
@@ -411,17 +421,20 @@ def _turned(new: _Inserter, x: SSAValue) -> SSAValue:
     return new(nd.PermuteOp.new((x,), t.with_dims(swapped(t.dims)), dims=IntsAttr.get((*range(t.rank - 2), t.rank - 1, t.rank - 2))))
 
 
-def _move_behind(value: SSAValue, at: Operation) -> None:
-    """Put what needs a value and stands in front of `at` behind it, in its order."""
+def _move_behind(value: SSAValue, first: Operation | Block, at: Operation) -> None:
+    """Put what needs a value behind `at`, in its order, where it stands before it: between it and `first`, whose value was needed."""
     block, late = at.parent, {value}
-    assert block is not None
+    assert block is not None and isinstance(first, Operation)
+    if first is at or not _is_before(first, at):
+        return
     moved: list[Operation] = []
-    for op in block.ops:
-        if op is at:
-            break
+    op = first
+    while op is not at:
+        assert op is not None
         if op is not value.owner and any(v in late for v in op.operands):
             moved.append(op)
             late.update(op.results)
+        op = op.next_op
     for op in reversed(moved):
         op.detach()
         block.insert_op_after(op, at)

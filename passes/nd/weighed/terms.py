@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from xdsl.dialects.builtin import FloatAttr, f32
@@ -33,6 +33,20 @@ def four_dims(dims: Dims) -> Dims:
     *batch, rows, terms = dims
     heads = batch[-1] if batch else ONE
     return product(batch[:-1]), heads, rows, terms
+
+
+def operands_first(ops: Collection[Operation]) -> list[Operation]:
+    """Operations of a block, each behind those of them that it needs. What else the block has is not looked at."""
+    ordered: dict[Operation, None] = {}
+    worklist = [*reversed([*ops])]
+    while worklist:
+        op = worklist[-1]
+        needed = [o for v in op.operands if isinstance(o := v.owner, Operation) and o in ops and o not in ordered]
+        if needed:
+            worklist += needed[::-1]
+        else:
+            ordered[worklist.pop()] = None
+    return list(ordered)
 
 
 def swapped(dims: Dims) -> Dims:
@@ -88,11 +102,11 @@ class TermsFunction:
     def _is_inside(self, op: Operation) -> bool:
         return isinstance(op, (*FREE, *CONDITION)) or (isinstance(op, OF_EACH_TERM) and self._is_large(op.results[0]))
 
-    def check(self, block: Block) -> None:
+    def check(self) -> None:
         """Says as the problem where something else is computed of scores than one number of each."""
         of_scores: set[SSAValue] = {op.result for op in self.scores}
-        for op in block.ops:
-            if op not in self.inside or of_scores.isdisjoint(op.operands):
+        for op in operands_first(self.inside):
+            if of_scores.isdisjoint(op.operands):
                 continue
             result = tensor_type(op.results[0]).dims
             keeps = isinstance(op, nd.ReshapeOp) and tensor_type(op.input).dims[-2:] == result[-2:]
@@ -135,12 +149,10 @@ class TermsFunction:
         for (op, is_turned), argument in zip(self.scores.items(), block.args, strict=False):
             argument.name_hint = op.result.name_hint
             values[op.result] = _shaped(block, argument, tensor_type(op.result), is_turned)
-        order: Iterable[Operation] = self.results[0].owner.parent.ops  # pyright: ignore[reportAssignmentType, reportOptionalMemberAccess]
-        for op in order:
-            if op in self.inside:
-                copied = op.clone(values)
-                block.add_op(copied)
-                values[op.results[0]], copied.results[0].name_hint = copied.results[0], op.results[0].name_hint
+        for op in operands_first(self.inside):
+            copied = op.clone(values)
+            block.add_op(copied)
+            values[op.results[0]], copied.results[0].name_hint = copied.results[0], op.results[0].name_hint
         returned: list[SSAValue] = [values[v] for v in self.results]
         for k, v in enumerate(returned):
             if tensor_type(v).element_type != f32:
