@@ -125,35 +125,45 @@ def pack(buffers: Sequence[Lifetime]) -> tuple[list[int], int]:
         lambda one: (-one.last, -int(one.bytes)),
     ]
     least = highest_sum(buffers, 1 + max((one.last for one in buffers), default=0))
+    together = _alive_together(buffers)
     best: tuple[list[int], int] | None = None
     for order in orders:
         if best is not None and (best[1] == least or (len(buffers) > MAX_BUFFERS_FOR_ALL_ORDERS and order is not orders[1])):
             continue
-        candidate = _pack_in_order(buffers, sorted(range(len(buffers)), key=lambda k: order(buffers[k])))
+        candidate = _pack_in_order(buffers, together, sorted(range(len(buffers)), key=lambda k: order(buffers[k])))
         if best is None or candidate[1] < best[1]:
             best = candidate
     assert best is not None
     return best
 
 
-def _pack_in_order(buffers: Sequence[Lifetime], order: Sequence[int]) -> tuple[list[int], int]:
+def _alive_together(buffers: Sequence[Lifetime]) -> list[list[int]]:
+    """For each buffer the others that live at some time that it does."""
+    found: list[list[int]] = [[] for _ in buffers]
+    alive: list[int] = []
+    used = [k for k, one in enumerate(buffers) if one.first <= one.last]
+    for k in sorted(used, key=lambda k: buffers[k].first):
+        alive = [n for n in alive if buffers[n].last >= buffers[k].first]
+        for n in alive:
+            found[n].append(k)
+        found[k] += alive
+        alive.append(k)
+    return found
+
+
+def _pack_in_order(buffers: Sequence[Lifetime], together: Sequence[Sequence[int]], order: Sequence[int]) -> tuple[list[int], int]:
     """Each buffer goes into the smallest gap, between those placed that live at the same time, that holds it."""
-    offsets = [0] * len(buffers)
-    placed: list[tuple[int, int, Lifetime]] = []
+    offsets = [-1] * len(buffers)
+    sizes = [int(one.bytes) for one in buffers]
     end = 0
     for k in order:
-        one = buffers[k]
-        size = int(one.bytes)
+        size = sizes[k]
         at, waste, cursor = -1, 0, 0
-        for start, stop, other in placed:
-            if not one.overlaps(other):
-                continue
+        for start, stop in sorted([(offsets[n], offsets[n] + sizes[n]) for n in together[k] if offsets[n] >= 0]):
             gap = start - cursor
             if gap >= size and (at < 0 or gap - size < waste):
                 at, waste = cursor, gap - size
             cursor = max(cursor, stop)
         offsets[k] = at = cursor if at < 0 else at
-        placed.append((at, at + size, one))
-        placed.sort(key=lambda item: item[:2])
         end = max(end, at + size)
     return offsets, end
