@@ -7,8 +7,9 @@ the other. Everything here only looks.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from xdsl.dialects.func import FuncOp
@@ -58,36 +59,81 @@ def alias_roots(func: FuncOp) -> dict[SSAValue, SSAValue]:
     return found
 
 
-def arena_neighbours(func: FuncOp) -> dict[SSAValue, list[tuple[SSAValue, bool]]]:
-    """For each buffer with a place the other ones that lie over a part of it, and whether it covers them: in the arena those of the arena,
-    in the memory of an output (`home`) that output and what else lives in it. Places that are no numbers overlap all and cover none."""
-    blocks: dict[SSAValue | None, list[tuple[int, int, SSAValue]]] = {}
-    for op in func.body.block.ops:
-        if isinstance(op, mem.AllocOp) and op.at is not None:
-            blocks.setdefault(op.inside, []).append((*_span(op.result, op.at.data), op.result))
-    found: dict[SSAValue, list[tuple[SSAValue, bool]]] = {}
-    for home, placed in blocks.items():
-        own = [] if home is None else [(*_span(home, as_expr(0)), home)]
-        active: list[tuple[int, int, SSAValue]] = []
-        for start, end, buffer in sorted([*own, *placed], key=lambda p: p[:2]):
-            active = [one for one in active if one[1] > start]
-            for first, last, other in active:
-                found.setdefault(buffer, []).append((other, _covers((start, end), (first, last))))
-                found.setdefault(other, []).append((buffer, _covers((first, last), (start, end))))
-            if end > start:
-                active.append((start, end, buffer))
-    return found
+@dataclass(frozen=True, order=True)
+class _Span:
+    """The bytes [start, end) of a block that a buffer has; `number` orders equal ones, `home` is the block (-1: the arena)."""
+
+    start: int
+    end: int
+    number: int
+    home: int = field(compare=False)
+    buffer: SSAValue = field(compare=False)
+
+    def covers(self, other: _Span) -> bool:
+        """Whether the other one's bytes are among these. A buffer that may lie anywhere covers none."""
+        return self.end != _ANYWHERE[1] and self.start <= other.start and other.end <= self.end
+
+
+class _PlacedBuffers:
+    """Buffers with a place that were accessed last at theirs: in the arena those of the arena, in the memory of an output that output and
+    what else lives in it. Places that are no numbers overlap all and cover none."""
+
+    def __init__(self, func: FuncOp):
+        self.spans: dict[SSAValue, _Span] = {}
+        self._alive: dict[int, list[_Span]] = {}
+        self._longest: dict[int, int] = {}
+        homes: dict[SSAValue, int] = {}
+        for op in func.body.block.ops:
+            if isinstance(op, mem.AllocOp) and op.at is not None:
+                if op.inside is not None and op.inside not in homes:
+                    homes[op.inside] = len(homes)
+                    self._place(op.inside, as_expr(0), homes[op.inside])
+                self._place(op.result, op.at.data, -1 if op.inside is None else homes[op.inside])
+
+    def _place(self, buffer: SSAValue, at: Expr, home: int) -> None:
+        start, end = _bytes_of(buffer, at)
+        if end > start:
+            self.spans[buffer] = _Span(start, end, len(self.spans), home, buffer)
+            self._longest[home] = max(self._longest.get(home, 0), end - start)
+
+    def add(self, buffer: SSAValue) -> None:
+        """A buffer is accessed."""
+        span = self.spans.get(buffer)
+        if span is None:
+            return
+        alive = self._alive.setdefault(span.home, [])
+        at = bisect_left(alive, span)
+        if at == len(alive) or alive[at] != span:
+            alive.insert(at, span)
+
+    def over(self, buffer: SSAValue) -> list[tuple[SSAValue, bool]]:
+        """The other buffers that lie over a part of one, and whether it covers them; those that it covers are forgotten."""
+        span = self.spans.get(buffer)
+        if span is None or span.home not in self._alive:
+            return []
+        alive, found = self._alive[span.home], list[tuple[SSAValue, bool]]()
+        covered: list[int] = []
+        for k in range(bisect_left(alive, span.start - self._longest[span.home], key=_start), len(alive)):
+            other = alive[k]
+            if other.start >= span.end:
+                break
+            if other is not span and other.end > span.start:
+                found.append((other.buffer, span.covers(other)))
+                covered += [k] if span.covers(other) else []
+        for k in reversed(covered):
+            del alive[k]
+        return found
+
+
+def _start(span: _Span) -> int:
+    return span.start
 
 
 _ANYWHERE = (0, 1 << 62)
 """The bytes of a buffer whose place or size is no number."""
 
 
-def _covers(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    return one != _ANYWHERE and one[0] <= other[0] and other[1] <= one[1]
-
-
-def _span(buffer: SSAValue, at: Expr) -> tuple[int, int]:
+def _bytes_of(buffer: SSAValue, at: Expr) -> tuple[int, int]:
     """The bytes of its block that a buffer at `at` has; all of it where they are not known."""
     assert isinstance(buffer.type, mem.BufferType)
     start, size = at.value, mem.buffer_bytes(buffer.type).value
@@ -137,7 +183,7 @@ def _buffers(values: Iterable[SSAValue]) -> list[SSAValue]:
 
 def dependences(func: FuncOp) -> list[Dependence]:
     """The direct dependences of a function's ops, in the order of the second one: what each access meets last."""
-    roots, neighbours = alias_roots(func), arena_neighbours(func)
+    roots, placed = alias_roots(func), _PlacedBuffers(func)
     writer: dict[SSAValue, Operation] = {}
     readers: dict[SSAValue, list[Operation]] = {}
     found: list[Dependence] = []
@@ -147,7 +193,7 @@ def dependences(func: FuncOp) -> list[Dependence]:
             if buffer in writer:
                 found.append(Dependence(writer[buffer], op, "read after write", buffer))
         for written in writes:
-            for buffer, covered in ((written, True), *neighbours.get(written, ())):
+            for buffer, covered in ((written, True), *placed.over(written)):
                 before = [r for r in readers.get(buffer, ()) if r is not op]
                 found += [Dependence(r, op, "write after read", buffer) for r in before]
                 last = writer.get(buffer, op)
@@ -157,7 +203,9 @@ def dependences(func: FuncOp) -> list[Dependence]:
                 if last is not op and not before and buffer not in reads:
                     found.append(Dependence(last, op, "write after write", buffer))
             writer[written] = op
+            placed.add(written)
         for buffer in reads:
             if buffer not in writes:
                 readers.setdefault(buffer, []).append(op)
+                placed.add(buffer)
     return found
