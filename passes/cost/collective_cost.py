@@ -7,7 +7,7 @@ the link; an all-reduce goes round twice. Ranks of one host have the link of the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, log2
 
@@ -108,3 +108,17 @@ class Clock:
         left = self.left(key)
         self.exposed += left
         self.now += left
+
+
+def simulate(steps: Sequence[tuple[Operation, float]], ranks: int, machine: Machine, hints: Mapping[str, int] | None = None) -> Clock:
+    """The time of a schedule between `ranks`: operations of one level, each with the seconds that it takes by itself. What is gathered,
+    scattered or reduced has one size for each number of ranks, as the parameters of a model have that more ranks share."""
+    link, clock = link_of(machine), Clock()
+    for op, seconds in steps:
+        if isinstance(op, nd.ExternOp | mem.ExternOp) and is_begin(op):
+            clock.begin(op, link.seconds(collective_kind(op), collective_bytes(op, hints), ranks))
+        elif is_wait(op):
+            clock.wait(op.operands[0].owner)
+        else:
+            clock.work(seconds)
+    return clock

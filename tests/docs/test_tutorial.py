@@ -25,6 +25,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 HOWTO = (
     "change-a-gpu-tile",
+    "collectives",
     "deploy-and-cache",
     "find-a-slow-kernel",
     "find-a-wrong-result",

@@ -55,10 +55,22 @@ def _summary(graphs: Sequence[Graph], machine: Machine, eager: Sequence[Eager]) 
     if measured:
         predicted = sum(s.predicted_us for s in steps if s.measured_us)
         lines.append(f"Measured {duration(sum(measured))} in {plural(len(measured), 'kernel')} (predicted: {duration(predicted)}).")
+    if any(g.communication for g in graphs):
+        lines.append(_communication(graphs))
     missed = [p for g in graphs for p in g.pairs if not p.fused]
     breaks = plural(len(eager), "graph break") if eager else "no graph breaks"
     unfused = f"{plural(len(missed), 'pair')} of nests that share data not fused" if missed else "all nests that share data are fused"
     return [*lines, f"{unfused[0].upper()}{unfused[1:]}; {breaks}."]
+
+
+def _communication(graphs: Sequence[Graph]) -> str:
+    """The time of collectives between few ranks and between many, and how much of it nothing hides."""
+    told: list[str] = []
+    for at in (0, -1):
+        found = [g.communication[at] for g in graphs if g.communication]
+        whole, exposed = sum(c.communication_us for c in found), sum(c.exposed_us for c in found)
+        told.append(f"{duration(whole)} between {found[0].ranks} ranks, {duration(exposed)} of it exposed")
+    return f"Communication, simulated: {'; '.join(told)}."
 
 
 def _slowest(graphs: Sequence[Graph]) -> list[Block]:

@@ -23,6 +23,7 @@ from ...passes.analysis.nest_info import NestInfo, TensorAccess
 from ...passes.analysis.origins import labels, names_of, origins, title
 from ...passes.analysis.symbols import symbol_facts, symbol_hints
 from ...passes.cost.batch_cost import batch_bytes
+from ...passes.cost.collective_cost import is_begin, simulate
 from ...passes.cost.machine import Gpu, Machine, machine_of
 from ...passes.cost.machine.cpu import SERVER
 from ...passes.loop.directives import Outcome
@@ -37,6 +38,9 @@ from .rows import RowReader
 
 _QUIET = frozenset(("loop-fuse", "loop-fuse-rows", "loop-fuse-windows", "loop-fuse-tables", "loop-schedule"))
 """Passes whose remarks are told in other words."""
+
+RANKS = (8, 64, 256, 1024)
+"""Numbers of ranks for which the schedule of a graph with collectives is simulated."""
 
 UNSEEN = f"they could be, but were not compared: they are over {MAX_SIBLING_DISTANCE} nests apart"
 """What the planner does not look at, for the sake of its speed."""
@@ -155,6 +159,7 @@ class Collector:
 
             measured = measured_on_gpu(module) if isinstance(self.machine, Gpu) else {}
         at: dict[int, int] = {}
+        timed: list[tuple[Operation, float]] = []
         writers: dict[SSAValue, int] = {}
         root: dict[SSAValue, SSAValue] = {}
         for position, op in enumerate(func.body.block.ops):
@@ -177,6 +182,10 @@ class Collector:
             outs = _written(op, hints)
             writers.update((root.get(v, v), step.number) for v in outs)
             graph.steps.append(step)
+            timed.append((op, step.predicted_us * 1e-6))
+        if any(is_begin(op) for op, _ in timed):
+            clocks = ((ranks, simulate(timed, ranks, self.machine, hints)) for ranks in RANKS)
+            graph.communication = [model.Communication(n, c.now * 1e6, c.communication * 1e6, c.exposed * 1e6) for n, c in clocks]
         last = max(0, len(graph.steps) - 1)
         for one in lifetimes(func):
             if one.last < one.first:

@@ -16,6 +16,7 @@ from ...passes.analysis.nest_access import NestAccess
 from ...passes.analysis.origins import origins
 from ...passes.analysis.schedule_attrs import asked_at, is_fixed, schedule_table, tile_sizes
 from ...passes.cost.batch_cost import batch_bytes, body_nests
+from ...passes.cost.collective_cost import is_begin, is_wait
 from ...passes.cost.footprint import of_nest
 from ...passes.cost.machine import Gpu, Machine
 from ...passes.cost.schedule_choice import choose
@@ -127,7 +128,10 @@ def call_step(op: mem.ExternOp, number: int, names: Names, hints: Mapping[str, i
     label = operators[0] if operators else "call"
     schedule = "library" if op.schedule is None else op.schedule.data
     step = Step(number, label, "call", operators, places, _uses(reads, names), _uses(writes, names), schedule=schedule)
-    _predict(step, op, hints, machine)
+    if is_begin(op) or is_wait(op):
+        step.schedule = "communication"  # beside the other steps: their times are in the table of ranks
+    else:
+        _predict(step, op, hints, machine)
     return step
 
 

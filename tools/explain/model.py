@@ -158,6 +158,17 @@ class Buffer:
     returned: bool = False
 
 
+@dataclass(frozen=True)
+class Communication:
+    """What the schedule of a graph with collectives takes, simulated between `ranks`, each of which computes the same: the whole time, that
+    of the collectives one after the other, and the part of it in which nothing else is done, in microseconds."""
+
+    ranks: int
+    us: float
+    communication_us: float
+    exposed_us: float
+
+
 @dataclass
 class Level:
     """The IR after a stage: how many ops of each kind, and its text."""
@@ -189,6 +200,9 @@ class Graph:
     order: list[str] = field(default_factory=list)
     reordered: bool = False
     steps: list[Step] = field(default_factory=list)
+    communication: list[Communication] = field(default_factory=list)
+    """For each number of ranks that is looked at; none without collectives."""
+
     buffers: list[Buffer] = field(default_factory=list)
     arena: int = 0
     in_place: list[str] = field(default_factory=list)

@@ -55,7 +55,8 @@ def _graph(k: int, graph: Graph, machine: Machine) -> list[Block]:
     heading = partial(Heading, 3)
     blocks: list[Block] = []
     if graph.steps:
-        blocks += [heading("What runs"), _steps(graph, machine), _totals(graph), Picture("nests", k), Picture("roofline", k)]
+        blocks += [heading("What runs"), _steps(graph, machine), _totals(graph), *_communication(graph)]
+        blocks += [Picture("nests", k), Picture("roofline", k)]
     blocks += [heading("Operators"), _operators(graph)]
     blocks += _fusion(graph, heading)
     if graph.steps:
@@ -152,6 +153,15 @@ def _totals(graph: Graph) -> Block:
         f"{number(sum(s.flops for s in graph.steps))} flops, predicted {duration(sum(s.predicted_us for s in graph.steps))}."
     )
     return Text((text,))
+
+
+def _communication(graph: Graph) -> list[Block]:
+    """What collectives take between few ranks and many, and how much of it other work hides."""
+    if not graph.communication:
+        return []
+    rows = tuple((str(c.ranks), duration(c.us), duration(c.communication_us), duration(c.exposed_us)) for c in graph.communication)
+    headers = ("ranks", "a call", "communication", "of it exposed")
+    return [Heading(3, "Collectives, simulated"), Table(headers, rows, frozenset(range(len(headers))))]
 
 
 def _pair_row(pair: NestPair) -> tuple[str, ...]:
