@@ -31,7 +31,9 @@ HOWTO = (
     "find-a-wrong-result",
     "overrule-fusion-and-tiles",
     "random-numbers",
-    "rnns", "quantised-models",
+    "rnns",
+    "quantised-models",
+    "semantic-operators",
 )
 PAGES = sorted((ROOT / "docs/tutorial").glob("*.md")) + [ROOT / f"docs/howto/{name}.md" for name in HOWTO]
 PAGES += [ROOT / "docs/reference/python-api.md"]

@@ -31,7 +31,7 @@ from .builder import Uncovered
 from .errors import GraphImportError
 from .metadata import element_type
 from .node_builder import NodeBuilder
-from .registry import find_rule
+from .registry import find_rule, is_kept
 from .scalars import sym_value
 
 aten = torch.ops.aten
@@ -121,7 +121,7 @@ class Importer(NodeBuilder):
         if node.kwargs:
             _refuse_out(node)
         rule = find_rule(target)
-        if node.name in self.left or (self.forced and _is_named(target, self.forced)):
+        if node.name in self.left or (self.forced and _is_named(target, self.forced)) or is_kept(target):
             return externs.operator_call(self, node, chosen=True)
         if rule is None and not self.implicit_fallbacks:
             externs.refuse_fallback(node)

@@ -8,7 +8,9 @@ arguments: the node is then a library call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -18,6 +20,10 @@ Rule = Callable[..., Any]
 REGISTRY: dict[Any, Rule] = {}
 """Overload or overload packet -> rule; an overload's own rule goes before its packet's. Rules of users (user_rules.py) go before all and
 stand under the name of the overload, "mylib.op.default"."""
+
+KEPT: set[str] = set()
+"""Names of overloads that stay calls until a pass chooses what computes them, whether they have a rule or not."""
+_EXPANDED: ContextVar[str] = ContextVar("expanded", default="")
 
 _RESOLVED: dict[Any, Rule | None] = {}
 
@@ -34,6 +40,21 @@ def rule(*targets: Any) -> Callable[[Rule], Rule]:
         return fn
 
     return register
+
+
+def is_kept(target: Any) -> bool:
+    """Whether an operator stays a call."""
+    return bool(KEPT) and str(target) in KEPT and str(target) != _EXPANDED.get()
+
+
+@contextmanager
+def expanding(name: str) -> Iterator[None]:
+    """Inside of the block the rule of the operator of this name is used, although it is kept."""
+    token = _EXPANDED.set(name)
+    try:
+        yield
+    finally:
+        _EXPANDED.reset(token)
 
 
 def forget(target: Any) -> None:

@@ -52,7 +52,7 @@ def register_rule(operator: torch._ops.OpOverload, *, replace: bool = False) -> 
 
     What torch.compile has compiled stays as it is. Raises RuleError for what is no overload, an operator that no graph holds, a second rule
     without `replace`, and a function that cannot be called with the operator's arguments."""
-    _check_operator(operator)
+    check_operator(operator)
 
     def register(function: R) -> R:
         from .. import load_rules
@@ -93,7 +93,8 @@ def _is_again(old: Rule, new: Rule) -> bool:
 # ---- mistakes that are seen at once
 
 
-def _check_operator(operator: Any) -> None:
+def check_operator(operator: Any) -> None:
+    """Raises RuleError for what no graph can hold as one functional operator."""
     if not isinstance(operator, torch._ops.OpOverload):
         if isinstance(operator, torch._ops.OpOverloadPacket):
             overloads = " or ".join(f"torch.ops.{operator}.{name}" for name in operator.overloads())
