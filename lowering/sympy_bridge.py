@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     import torch
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    from .equal_sizes import EqualSizes
+
 _CACHE_LIMIT = 1 << 16
 _MAX_DENOMINATOR = 1 << 12
 """A float constant is taken as exact up to this denominator: its products with sizes below 2**41 are not rounded."""
@@ -288,14 +290,15 @@ _INTEGER_RULES: dict[type, Callable[[Any], Expr]] = {
 # ----------------------------------------------------------------------------------------------- torch.SymInt, ranges
 
 
-def symint_expr(x: int | torch.SymInt) -> Expr:
-    """The index expression of a size, stride or offset. Raises `UnsupportedExpr` (a nested tensor's size too)."""
+def symint_expr(x: int | torch.SymInt, equal: EqualSizes | None = None) -> Expr:
+    """The index expression of a size, stride or offset. Raises `UnsupportedExpr` (a nested tensor's size too). `equal`: sizes that are
+    written in one way."""
     if isinstance(x, int):
         return const(int(x))
     node = x.node
     if node.is_nested_int():
         raise UnsupportedExpr(x, "the size of a jagged dimension has no counterpart")
-    expr = node.expr
+    expr = node.expr if equal is None else equal.simplify(node.expr)
     return const(expr) if isinstance(expr, int) else from_sympy(expr)
 
 

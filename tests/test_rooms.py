@@ -41,9 +41,10 @@ ARROWS: dict[str, dict[str, str]] = {
     "lowering": {
         "control_flow": "",
         "outputs": "",
+        "equal_sizes": "",
         "sympy_bridge": "",
-        "fx_to_nd": "control_flow outputs sympy_bridge",
-        "fx": "fx_to_nd outputs sympy_bridge",
+        "fx_to_nd": "control_flow equal_sizes outputs sympy_bridge",
+        "fx": "equal_sizes fx_to_nd outputs sympy_bridge",
         "loop_to_mem": "",
         "nd_to_loop": "loop_to_mem",
         "outline": "",

@@ -194,7 +194,8 @@ class Writer:
             self.value(v.storage_offset())
 
     def symbols_of(self, gm: GraphModule) -> None:
-        """Ranges and examples of the symbols that were met."""
+        """Ranges and examples of the symbols that were met, and which sizes of them are equal."""
+        from ...lowering.equal_sizes import EqualSizes
         from ...lowering.fx_to_nd.core.metadata import shape_env
         from ...lowering.sympy_bridge import hints_of, ranges_of
 
@@ -204,6 +205,7 @@ class Writer:
         ranges, hints = ranges_of(env, self.symbols), hints_of(env, self.symbols)
         self.parts.append(repr(sorted((str(s), r.lo, r.hi) for s, r in ranges.items())))
         self.parts.append(repr(sorted((str(s), n) for s, n in hints.items())))
+        self.parts.append(EqualSizes.of(env).text)
 
     def extensions(self, options: Options) -> None:
         """What users have added to the compiler, as far as it takes part for the devices that were met, and their machines."""

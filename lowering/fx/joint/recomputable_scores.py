@@ -17,10 +17,10 @@ from typing import Any, cast
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ....passes.cost.contraction_price import MAX_WEIGHED_ELEMENTS
+from ...equal_sizes import are_equal
 from ...fx_to_nd.calls.layout_choices import size_hints
 from ..fx_graphs import VIEWS, readers, value_of
 from .drawn_weights import drawn_seeds
@@ -159,7 +159,8 @@ def _reshaped(operands: Iterable[Node], backward: Collection[Node]) -> set[Node]
 
 def _is_read(node: Node, backward: Collection[Node]) -> bool:
     """Whether forward may give something that needs a node."""
-    needing = () if node in backward else _closure([node], lambda one: (u for u in one.users if u not in backward))
+    is_size = isinstance(node.meta.get("val"), torch.SymInt)
+    needing = () if node in backward or is_size else _closure([node], lambda one: (u for u in one.users if u not in backward))
     return any(one.op == "output" or one.target in _PRODUCTS for one in needing)
 
 
@@ -181,4 +182,4 @@ def _is_product(node: Node, scores: Node, kernels: Kernels) -> bool:
 
 def _has_all(node: Node, scores: Node) -> bool:
     a, b = node.meta.get("val"), value_of(scores)
-    return isinstance(a, torch.Tensor) and statically_known_true(a.numel() == b.numel())
+    return isinstance(a, torch.Tensor) and are_equal(a.numel(), b.numel())

@@ -17,6 +17,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from ...equal_sizes import are_equal
 from ..fx_graphs import VIEWS, Writer, same_sizes, value_of
 from .repeated_scores import Kernels, kernels_for
 
@@ -159,7 +160,7 @@ def keeps_order(node: Node) -> bool:
 def _has_all(x: Node, y: Node) -> bool:
     """Whether a tensor has as many elements as another one."""
     a, b = x.meta.get("val"), value_of(y)
-    return isinstance(a, torch.Tensor) and statically_known_true(a.numel() == b.numel())
+    return isinstance(a, torch.Tensor) and are_equal(a.numel(), b.numel())
 
 
 def _transposed(x: Any) -> Node | None:

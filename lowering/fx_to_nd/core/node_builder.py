@@ -6,6 +6,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ....dialects.expr import Expr, Range, as_expr, const, evaluate, free_syms, range_of, simplify
+from ...equal_sizes import EqualSizes
 from ...sympy_bridge import UnsupportedExpr, hints_of, ranges_of, symint_expr
 from ..calls import externs
 from ..calls.user_kernels import MakeKernel
@@ -127,7 +129,7 @@ class NodeBuilder(Builder):
         loop like any other of `s0` iterations."""
         if isinstance(value, torch.SymInt):
             try:
-                found = symint_expr(value)
+                found = symint_expr(value, self.equal_sizes)
             except UnsupportedExpr:
                 return size_expr(self, value.node.expr)
             return simplify(found, self._known_ranges()) if found.has_div else found
@@ -153,6 +155,11 @@ class NodeBuilder(Builder):
         known = self._known_ranges()
         low = range_of(value, {s: known.get(s, Range(0)) for s in free_syms(value)}).lo
         return low is not None and low >= 0
+
+    @cached_property
+    def equal_sizes(self) -> EqualSizes:
+        """Which sizes guards say to be equal, as they are when the import begins to need it."""
+        return EqualSizes.of(shape_env(self.gm))
 
     def _known_ranges(self) -> dict[Expr, Range]:
         if self.ranges is None:

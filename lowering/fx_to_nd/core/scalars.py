@@ -50,7 +50,7 @@ def sym_value(b: NodeBuilder, val: Any) -> Any:
     """The value of a SymInt, SymFloat or SymBool: a number, an Expr or a SymScalar."""
     node = val.node
     if isinstance(val, torch.SymInt):
-        return size_expr(b, node.expr)
+        return size_expr(b, b.equal_sizes.simplify(node.expr))
     expr = node.expr
     if isinstance(expr, (BooleanAtom, bool)):
         return bool(expr)

@@ -23,6 +23,7 @@ from ....dialects.support.float8 import FLOAT8
 from ...manager.pass_manager import Pass
 from .one_hot_rules import sum_of_one_hot
 from .pad_rules import scatter_into_constant, sum_of_pads
+from .quotient_rules import without_parts
 from .reduce_rules import compare_extreme, reduce_before_cat, reduce_before_permute, reduce_before_reshape
 from .rewriter import Rewriter, Rule
 from .scatter_rules import scatter_into_sum
@@ -336,7 +337,8 @@ def _with_batch(rw: Rewriter, x: SSAValue, batch: tuple[Expr, ...]) -> SSAValue:
 
 
 RULES: dict[type[Operation], list[Rule]] = {
-    **{cls: VIEW_RULES for cls in (nd.ReshapeOp, nd.PermuteOp, nd.ExpandOp, nd.SliceOp, nd.FlipOp, nd.IndexViewOp)},
+    **{cls: VIEW_RULES for cls in (nd.PermuteOp, nd.ExpandOp, nd.SliceOp, nd.FlipOp, nd.IndexViewOp)},
+    nd.ReshapeOp: [*VIEW_RULES, without_parts],
     CastOp: [_fold_cast],
     OPS["add"]: [_fold_constants, _add, sum_of_pads, scatter_into_sum],
     OPS["sub"]: [_fold_constants, _sub],

@@ -161,3 +161,16 @@ func.func @compare_extreme(%x : !nd.tensor<4 x 8 x f32>) -> (!nd.tensor<4 x i1>,
   %every = nd.reduce %b {kind = "all", dims = [1]} : (!nd.tensor<4 x 8 x i1>) -> !nd.tensor<4 x i1>
   func.return %all, %any, %top, %some, %every : !nd.tensor<4 x i1>, !nd.tensor<4 x i1>, !nd.tensor<4 x f32>, !nd.tensor<4 x i1>, !nd.tensor<4 x i1>
 }
+
+// What is computed of parts by a quotient, of which no expression says that they are all, is computed of the whole.
+// CHECK-LABEL: func.func @parts
+// CHECK-NEXT: %0 = nd.expand %mask
+// CHECK-NEXT: %1 = nd.reshape %0
+// CHECK-NEXT: %{{.*}} = nd.add %x, %1 : !nd.tensor<s0 x 8 x f32>
+// CHECK-NEXT: func.return
+func.func @parts(%x : !nd.tensor<s0 x 8 x f32>, %mask : !nd.tensor<16 x 1 x f32>) -> !nd.tensor<s0 x 8 x f32> {
+  %p = nd.reshape %x : (!nd.tensor<s0 x 8 x f32>) -> !nd.tensor<(s0 floordiv 16) x 16 x 8 x f32>
+  %q = nd.add %p, %mask : (!nd.tensor<(s0 floordiv 16) x 16 x 8 x f32>, !nd.tensor<16 x 1 x f32>) -> !nd.tensor<(s0 floordiv 16) x 16 x 8 x f32>
+  %y = nd.reshape %q : (!nd.tensor<(s0 floordiv 16) x 16 x 8 x f32>) -> !nd.tensor<s0 x 8 x f32>
+  func.return %y : !nd.tensor<s0 x 8 x f32>
+}
