@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
@@ -20,7 +21,8 @@ from ...dialects.tt.arith import ExtUIOp, SIToFPOp
 from ...dialects.tt.compute import BitcastOp
 from ...dialects.tt.shape import ReshapeOp
 from ...dialects.tt.types import element_of, shape_of
-from ...passes.analysis.reduction_kinds import identity, simple_op, unit
+from ...passes.analysis import reduction_kinds as kinds
+from ...passes.analysis.reduction_kinds import identity, simple_op
 from ...passes.cost.machine.gpu import VECTOR_HALVES
 from ..nest.builder import NO_FLAGS
 from ..nest.combine import combine
@@ -121,29 +123,13 @@ class ArgAccumulator(Accumulator):
         return [*super().start(s, shape), s.b.constant(last, self.types[1], shape)]
 
     def combine(self, s: State, a: Values, b: Values) -> Values:
-        s_b = s.b
-        highest = self.kind == "argmax"
-        lower = s_b.cmpi("slt", b[1], a[1])
-        if is_float(self.types[0]):
-            a_nan, b_nan = s_b.cmpf("uno", a[0], a[0]), s_b.cmpf("uno", b[0], b[0])
-            beyond = s_b.cmpf("ogt" if highest else "olt", b[0], a[0])
-            number = s_b.invert(a_nan)
-            better = s_b.elementwise(arith.AndIOp, (s_b.elementwise(arith.OrIOp, (beyond, b_nan)), number))
-            both = s_b.elementwise(arith.AndIOp, (a_nan, b_nan))
-            same = s_b.elementwise(arith.OrIOp, (s_b.cmpf("oeq", a[0], b[0]), both))
-        else:
-            sign = "u" if self.types[0] == i1 else "s"
-            better = s_b.cmpi(sign + ("gt" if highest else "lt"), b[0], a[0])
-            same = s_b.cmpi("eq", a[0], b[0])
-        take = s_b.elementwise(arith.OrIOp, (better, s_b.elementwise(arith.AndIOp, (same, lower))))
-        return [s_b.select(take, b[0], a[0]), s_b.select(take, b[1], a[1])]
+        return kinds.merge_extremes(s.b, self.kind, a, b, self.types[0])
 
     def follow(self, s: State, before: Values, after: Values) -> Values:
         """Half of `combine`'s comparisons where indices rise: what is no better has the higher index, but for the start."""
         if not self.rising or not is_float(self.types[0]):
             return self.combine(s, before, after)
-        beyond = s.b.cmpf("ugt" if self.kind == "argmax" else "ult", after[0], before[0])  # a NaN is, behind a number
-        better = s.b.elementwise(arith.AndIOp, (beyond, s.b.cmpf("ord", before[0], before[0])))
+        better = kinds.is_better(s.b, self.kind, before[0], after[0], self.types[0])
         _, last = self.start(s, None)
         take = s.b.elementwise(arith.OrIOp, (better, s.b.cmpi("eq", before[1], last)))
         return [s.b.select(take, b, a) for a, b in zip(before, after, strict=True)]
@@ -172,39 +158,18 @@ class ScaledProduct(Accumulator):
         return [s.b.constant(1.0, self.types[0], shape), s.b.constant(0, self.types[1], shape)]
 
     def single(self, s: State, values: Values) -> Values:
-        return self._scaled(s, values[0])
+        return kinds.scaled(s.b, values[0], self.types[0])
 
     def combine(self, s: State, a: Values, b: Values) -> Values:
-        m, steps = self._scaled(s, s.b.elementwise(arith.MulfOp, (a[0], b[0]), NO_FLAGS))
-        return [m, s.b.add(s.b.add(a[1], b[1]), steps)]
-
-    def _scaled(self, s: State, x: SSAValue) -> Values:
-        """`scaled` of reduction_kinds for tiles."""
-        (dtype, steps), u = self.types, unit(self.types[0])
-
-        def choose(large: float, small: float, else_: float, t: Attribute) -> SSAValue:
-            rest = s.b.select(is_small, s.b.constant(small, t), s.b.constant(else_, t))
-            return s.b.select(is_large, s.b.constant(large, t), rest)
-
-        size = s.b.elementwise(mlir_math.AbsFOp, (x,), NO_FLAGS)
-        is_large = s.b.cmpf("ogt", size, s.b.constant(2.0 ** (u // 2), dtype))
-        is_small = s.b.cmpf("olt", size, s.b.constant(2.0 ** -(u // 2), dtype))
-        return [s.b.elementwise(arith.MulfOp, (x, choose(2.0**-u, 2.0**u, 1, dtype)), NO_FLAGS), choose(1, -1, 0, steps)]
+        return kinds.merge_scaled(s.b, a, b, self.types[0])
 
     def value(self, s: State, state: Values) -> SSAValue:
-        """The product itself, as `unscaled` of reduction_kinds."""
-        m, k = state
-        u = unit(self.types[0])
-        for limit in (0, 1):
-            high = s.b.cmpi("sgt", k, s.b.constant(limit, self.types[1]))
-            low = s.b.cmpi("slt", k, s.b.constant(-limit, self.types[1]))
-            small = s.b.select(low, s.b.constant(2.0**-u, self.types[0]), s.b.constant(1, self.types[0]))
-            m = s.b.elementwise(arith.MulfOp, (m, s.b.select(high, s.b.constant(2.0**u, self.types[0]), small)), NO_FLAGS)
-        return m
+        """The product itself."""
+        return kinds.unscaled(s.b, state, self.types[0])
 
 
 class Welford(Accumulator):
-    """Mean, sum of squared differences and count, merged by Chan, Golub and LeVeque's formula (1979)."""
+    """Mean, sum of squared differences and count."""
 
     def start(self, s: State, shape: tuple[int, ...] | None) -> Values:
         return [s.b.constant(0.0, t, shape) for t in self.types]
@@ -214,18 +179,7 @@ class Welford(Accumulator):
         return [values[0], s.b.constant(0.0, self.types[1], shape), s.b.constant(1.0, self.types[2], shape)]
 
     def combine(self, s: State, a: Values, b: Values) -> Values:
-        def op(cls: type, x: SSAValue, y: SSAValue) -> SSAValue:
-            return s.b.elementwise(cls, (x, y), NO_FLAGS)
-
-        element = self.types[0]
-        total = op(arith.AddfOp, a[2], b[2])
-        zero = s.b.cmpf("oeq", total, s.b.constant(0.0, element))
-        share = op(arith.DivfOp, b[2], s.b.select(zero, s.b.constant(1.0, element), total))
-        delta = op(arith.SubfOp, b[0], a[0])
-        mean = op(arith.AddfOp, a[0], op(arith.MulfOp, delta, share))
-        # in this order, so that nothing is added for an empty part, however large the mean is
-        spread = op(arith.MulfOp, delta, op(arith.MulfOp, delta, op(arith.MulfOp, a[2], share)))
-        return [mean, op(arith.AddfOp, op(arith.AddfOp, a[1], b[1]), spread), total]
+        return kinds.merge_welford(s.b, a, b, self.types[0])
 
     def advance(self, s: State, state: Values, values: Values, mask: SSAValue | None, number: Callable[[], SSAValue]) -> Values:
         """All elements have seen as many values, so that one quotient serves them all (Welford, 1962)."""
@@ -282,15 +236,14 @@ class Softmax(Accumulator):
     """Maximum, and sum of exp(x - maximum)."""
 
     def start(self, s: State, shape: tuple[int, ...] | None) -> Values:
-        return [s.b.constant(-math.inf, self.types[0], shape), s.b.constant(0.0, self.types[1], shape)]
+        top, *sums = self.types
+        return [s.b.constant(-math.inf, top, shape), *(s.b.constant(0.0, t, shape) for t in sums)]
 
     def single(self, s: State, values: Values) -> Values:
         return [values[0], s.b.constant(1.0, self.types[1], shape_of(values[0].type))]
 
     def combine(self, s: State, a: Values, b: Values) -> Values:
-        top = s.b.elementwise(arith.MaximumfOp, (a[0], b[0]), NO_FLAGS)
-        parts = [s.b.elementwise(arith.MulfOp, (x[1], exp_below(s, x[0], top)), NO_FLAGS) for x in (a, b)]
-        return [top, s.b.elementwise(arith.AddfOp, parts, NO_FLAGS)]
+        return kinds.merge_softmax(s.b, a, b, self.types[0], partial(_exp, s))
 
     def lanes(self, s: State, shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
         assert shape is not None
@@ -332,36 +285,18 @@ class Softmax(Accumulator):
     def across(self, s: State, state: Values, axis: int) -> Values:
         """The maximum first: then each sum is scaled once."""
         (top,) = Accumulator("max", self.types[:1]).across(s, state[:1], axis)
-        scaled = s.b.elementwise(arith.MulfOp, (state[1], exp_below(s, state[0], top)), NO_FLAGS)
-        return [top, *Accumulator("sum", self.types[1:]).across(s, [scaled], axis)]
-
-
-class SoftmaxDot(Accumulator):
-    """Maximum, sum of exp(x - maximum), and sum of exp(x - maximum) * v."""
-
-    def start(self, s: State, shape: tuple[int, ...] | None) -> Values:
-        top, *sums = self.types
-        return [s.b.constant(-math.inf, top, shape), *(s.b.constant(0.0, t, shape) for t in sums)]
-
-    def single(self, s: State, values: Values) -> Values:
-        x, v = values
-        itself = s.b.elementwise(arith.SubfOp, (x, x), NO_FLAGS)  # NaN for an infinite x
-        one, empty = s.b.elementwise(arith.AddfOp, (s.b.constant(1.0, self.types[1]), itself), NO_FLAGS), s.b.constant(0.0, self.types[1])
-        weight = s.b.select(s.b.cmpf("oeq", x, s.b.constant(-math.inf, self.types[0])), empty, one)
-        return [x, weight, s.b.elementwise(arith.MulfOp, (weight, v), NO_FLAGS)]
-
-    def combine(self, s: State, a: Values, b: Values) -> Values:
-        top = s.b.elementwise(arith.MaximumfOp, (a[0], b[0]), NO_FLAGS)
-        scales = [exp_below(s, x[0], top) for x in (a, b)]
-        scaled = [[s.b.elementwise(arith.MulfOp, (v, f), NO_FLAGS) for v in x[1:]] for x, f in zip((a, b), scales, strict=True)]
-        return [top, *(s.b.elementwise(arith.AddfOp, pair, NO_FLAGS) for pair in zip(*scaled, strict=True))]
-
-    def across(self, s: State, state: Values, axis: int) -> Values:
-        """The maximum first: then each sum is scaled once."""
-        (top,) = Accumulator("max", self.types[:1]).across(s, state[:1], axis)
         scale = exp_below(s, state[0], top)
         scaled = [s.b.elementwise(arith.MulfOp, (v, scale), NO_FLAGS) for v in state[1:]]
         return [top, *(x for v, t in zip(scaled, self.types[1:], strict=True) for x in Accumulator("sum", [t]).across(s, [v], axis))]
+
+
+class SoftmaxDot(Softmax):
+    """Maximum, sum of exp(x - maximum), and sum of exp(x - maximum) * v."""
+
+    def single(self, s: State, values: Values) -> Values:
+        return kinds.single_dot(s.b, values, self.types[0])
+
+    lanes, advance, whole = Accumulator.lanes, Accumulator.advance, Accumulator.whole
 
 
 def above(s: State, top: SSAValue) -> SSAValue:
@@ -372,9 +307,7 @@ def above(s: State, top: SSAValue) -> SSAValue:
 
 def exp_below(s: State, x: SSAValue, top: SSAValue) -> SSAValue:
     """exp(x - top) where x <= top; 1 where both are -inf, so that nothing seen yet does not become NaN."""
-    both = s.b.cmpf("oeq", x, top)
-    difference = s.b.elementwise(arith.SubfOp, (x, top), NO_FLAGS)
-    return s.b.select(both, s.b.constant(1.0, element_of(difference.type)), _exp(s, difference))
+    return kinds.exp_below(s.b, x, top, element_of(top.type), partial(_exp, s))
 
 
 def summand(s: State, x: SSAValue) -> SSAValue:

@@ -197,7 +197,7 @@ def _reduce(low: Lowering, op: nd.ReduceOp) -> None:
         _reduction(
             low, op, op.dims.data, "scaled_prod", [kind, i32],
             lambda b, x, i, s: [scalars.cast(b, x, source, target, exact=False)],
-            lambda b, r: [low.rounded(b, unscaled(b, r[0], r[1]), op.result)],
+            lambda b, r: [low.rounded(b, unscaled(b, r, kind), op.result)],
         )  # fmt: skip
         return
     _reduction(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from xdsl.dialects import arith, math
 from xdsl.dialects.builtin import FloatAttr, IntegerAttr, IntegerType, f64, i1, i32, i64
@@ -16,6 +16,7 @@ from ...dialects.nd.types import is_float
 CMPI = {name: k for k, name in enumerate(arith.CMPI_COMPARISON_OPERATIONS)}
 CMPF = {name: k for k, name in enumerate(arith.CMPF_COMPARISON_OPERATIONS)}
 """Predicates of comparisons by their names in MLIR."""
+_PLAIN: dict[str, Attribute] = {}
 
 
 class Cursor:
@@ -42,12 +43,42 @@ class Cursor:
         return self.emit(arith.ConstantOp, (), dtype, value=made)
 
     def compare(self, predicate: str, a: SSAValue, b: SSAValue) -> SSAValue:
-        if is_float(a.type):
-            return self.emit(arith.CmpfOp, (a, b), i1, predicate=IntegerAttr(CMPF[predicate], i64))
+        return (self.cmpf if is_float(a.type) else self.cmpi)(predicate, a, b)
+
+    def cmpf(self, predicate: str, a: SSAValue, b: SSAValue) -> SSAValue:
+        return self.emit(arith.CmpfOp, (a, b), i1, predicate=IntegerAttr(CMPF[predicate], i64))
+
+    def cmpi(self, predicate: str, a: SSAValue, b: SSAValue) -> SSAValue:
         return self.emit(arith.CmpiOp, (a, b), i1, predicate=IntegerAttr(CMPI[predicate], i64))
 
     def select(self, condition: SSAValue, a: SSAValue, b: SSAValue) -> SSAValue:
         return self.emit(arith.SelectOp, (condition, a, b), a.type)
+
+    def together(self, *values: SSAValue) -> Sequence[SSAValue]:
+        return values
+
+    def elementwise(self, cls: type[Operation], operands: Sequence[SSAValue], properties: Mapping[str, Attribute] = _PLAIN) -> SSAValue:
+        return self.emit(cls, operands, operands[0].type, **properties)
+
+
+class Numbers(Protocol):
+    """Arithmetic on numbers of a body, or on one in each lane of a vector or element of a tile."""
+
+    def constant(self, value: float, dtype: Attribute, /) -> SSAValue: ...
+
+    def together(self, *values: SSAValue) -> Sequence[SSAValue]:
+        """Values in one shape."""
+        ...
+
+    def elementwise(self, cls: type[Any], operands: Sequence[SSAValue], properties: Mapping[str, Attribute] = ..., /) -> SSAValue:
+        """An operation whose result has the type of its operands, brought together."""
+        ...
+
+    def cmpf(self, predicate: str, a: SSAValue, b: SSAValue, /) -> SSAValue: ...
+
+    def cmpi(self, predicate: str, a: SSAValue, b: SSAValue, /) -> SSAValue: ...
+
+    def select(self, condition: SSAValue, a: SSAValue, b: SSAValue, /) -> SSAValue: ...
 
 
 _FLOAT: dict[str, type[Operation]] = {
@@ -70,27 +101,86 @@ def combine(at: Cursor, kind: str, a: Sequence[SSAValue], b: Sequence[SSAValue])
     """Two partial results of a simple or arg kind, or of `scaled_prod`, as one."""
     dtype = a[0].type
     if kind == "scaled_prod":
-        m, k = scaled(at, at.emit(arith.MulfOp, (a[0], b[0]), dtype))
-        return [m, at.emit(arith.AddiOp, (at.emit(arith.AddiOp, (a[1], b[1]), i32, **_WRAPS), k), i32, **_WRAPS)]
+        return merge_scaled(at, a, b, dtype)
     if kind in ("argmax", "argmin"):
-        return _better(at, kind == "argmax", a, b)
+        return merge_extremes(at, kind, a, b, dtype)
     return [at.emit(simple_op(kind, dtype), (a[0], b[0]), dtype)]
 
 
-def _better(at: Cursor, highest: bool, a: Sequence[SSAValue], b: Sequence[SSAValue]) -> list[SSAValue]:
-    """NaN wins, then the extreme, then the lowest index."""
-    if is_float(a[0].type):
-        number = at.compare("ord", a[0], a[0])
-        beyond = at.emit(arith.AndIOp, (at.compare("ugt" if highest else "ult", b[0], a[0]), number), i1)
-        nans = at.emit(arith.AndIOp, (at.compare("uno", a[0], a[0]), at.compare("uno", b[0], b[0])), i1)
-        same = at.emit(arith.OrIOp, (at.compare("oeq", a[0], b[0]), nans), i1)
-    else:
-        sign = "u" if a[0].type == i1 else "s"
-        beyond = at.compare(sign + ("gt" if highest else "lt"), b[0], a[0])
-        same = at.compare("eq", a[0], b[0])
-    earlier = at.emit(arith.AndIOp, (same, at.compare("slt", b[1], a[1])), i1)
-    take = at.emit(arith.OrIOp, (beyond, earlier), i1)
-    return [at.select(take, b[0], a[0]), at.select(take, b[1], a[1])]
+# ---- two states of other kinds as one; `dtype`: the type of their first numbers
+
+_FLAGS = {"fastmath": arith.FastMathFlagsAttr("none")}
+_WRAPS = {"overflowFlags": arith.IntegerOverflowAttr("none")}
+
+
+def _op(at: Numbers, cls: type[Operation], *operands: SSAValue) -> SSAValue:
+    return at.elementwise(cls, operands, _FLAGS)
+
+
+def _choose(at: Numbers, condition: SSAValue, a: SSAValue, b: SSAValue) -> SSAValue:
+    return at.select(*at.together(condition, a, b))
+
+
+def is_better(at: Numbers, kind: str, old: SSAValue, new: SSAValue, dtype: Attribute) -> SSAValue:
+    """Whether `new` is beyond the extreme `old`, or the first NaN."""
+    highest = kind == "argmax"
+    if not is_float(dtype):
+        return at.cmpi(("u" if dtype == i1 else "s") + ("gt" if highest else "lt"), new, old)
+    return at.elementwise(arith.AndIOp, (at.cmpf("ugt" if highest else "ult", new, old), at.cmpf("ord", old, old)))
+
+
+def is_same(at: Numbers, a: SSAValue, b: SSAValue, dtype: Attribute) -> SSAValue:
+    """Whether two numbers are equal, or both NaN."""
+    if not is_float(dtype):
+        return at.cmpi("eq", a, b)
+    nans = at.elementwise(arith.AndIOp, (at.cmpf("uno", a, a), at.cmpf("uno", b, b)))
+    return at.elementwise(arith.OrIOp, (at.cmpf("oeq", a, b), nans))
+
+
+def merge_extremes(at: Numbers, kind: str, a: Sequence[SSAValue], b: Sequence[SSAValue], dtype: Attribute) -> list[SSAValue]:
+    """argmax and argmin: NaN wins, then the extreme, then the lowest index."""
+    earlier = at.elementwise(arith.AndIOp, (is_same(at, a[0], b[0], dtype), at.cmpi("slt", b[1], a[1])))
+    take = at.elementwise(arith.OrIOp, (is_better(at, kind, a[0], b[0], dtype), earlier))
+    return [at.select(take, y, x) for x, y in zip(a, b, strict=True)]
+
+
+def merge_welford(at: Numbers, a: Sequence[SSAValue], b: Sequence[SSAValue], dtype: Attribute) -> list[SSAValue]:
+    """Mean, sum of squared differences and count, by the formula of Chan, Golub and LeVeque (1979)."""
+    total = _op(at, arith.AddfOp, a[2], b[2])
+    zero = at.cmpf("oeq", total, at.constant(0.0, dtype))
+    share = _op(at, arith.DivfOp, b[2], _choose(at, zero, at.constant(1.0, dtype), total))
+    delta = _op(at, arith.SubfOp, b[0], a[0])
+    mean = _op(at, arith.AddfOp, a[0], _op(at, arith.MulfOp, delta, share))
+    # in this order, so that nothing is added for an empty part, however large the mean is
+    spread = _op(at, arith.MulfOp, delta, _op(at, arith.MulfOp, delta, _op(at, arith.MulfOp, a[2], share)))
+    return [mean, _op(at, arith.AddfOp, _op(at, arith.AddfOp, a[1], b[1]), spread), total]
+
+
+Exp = Callable[[SSAValue], SSAValue]
+"""How an exponential is computed."""
+
+
+def exp_below(at: Numbers, x: SSAValue, top: SSAValue, dtype: Attribute, exp: Exp) -> SSAValue:
+    """exp(x - top) where x <= top; 1 where both are -inf, so that nothing seen yet does not become NaN."""
+    both = at.cmpf("oeq", x, top)
+    return _choose(at, both, at.constant(1.0, dtype), exp(_op(at, arith.SubfOp, x, top)))
+
+
+def merge_softmax(at: Numbers, a: Sequence[SSAValue], b: Sequence[SSAValue], dtype: Attribute, exp: Exp) -> list[SSAValue]:
+    """softmax and softmax_dot: a maximum, and sums of exp(x - maximum) times something."""
+    top = _op(at, arith.MaximumfOp, a[0], b[0])
+    scales = [exp_below(at, x[0], top, dtype, exp) for x in (a, b)]
+    scaled = [[_op(at, arith.MulfOp, v, scale) for v in x[1:]] for x, scale in zip((a, b), scales, strict=True)]
+    return [top, *(_op(at, arith.AddfOp, *pair) for pair in zip(*scaled, strict=True))]
+
+
+def single_dot(at: Numbers, values: Sequence[SSAValue], dtype: Attribute) -> list[SSAValue]:
+    """softmax_dot: the state of one pair (x, v), whose weight is NaN for an infinite x, and 0 for -inf."""
+    x, v = values
+    one = _op(at, arith.AddfOp, at.constant(1.0, dtype), _op(at, arith.SubfOp, x, x))
+    nothing = at.cmpf("oeq", x, at.constant(float("-inf"), dtype))
+    weight = _choose(at, nothing, at.constant(0.0, dtype), one)
+    return [x, weight, _op(at, arith.MulfOp, weight, v)]
 
 
 # ---- products as m * 2**(u * k)
@@ -102,43 +192,31 @@ def unit(dtype: Attribute) -> int:
     return 716 if dtype == f64 else 100
 
 
-_WRAPS = {"overflowFlags": arith.IntegerOverflowAttr("none")}
-
-
-class Emitter(Protocol):
-    """What appends scalar ops to a body."""
-
-    def emit(self, cls: type[Operation], operands: Sequence[SSAValue], result: Attribute, **properties: Attribute) -> SSAValue: ...
-
-    def constant(self, value: float, dtype: Attribute) -> SSAValue: ...
-
-    def select(self, condition: SSAValue, a: SSAValue, b: SSAValue) -> SSAValue: ...
-
-
-def scaled(at: Emitter, x: SSAValue) -> tuple[SSAValue, SSAValue]:
+def scaled(at: Numbers, x: SSAValue, dtype: Attribute) -> list[SSAValue]:
     """An element, or the product of two m, as (m, k). 0, infinities and NaN stay what they are."""
-    dtype, u = x.type, unit(x.type)
+    u = unit(dtype)
+    size = _op(at, math.AbsFOp, x)
+    large, small = at.cmpf("ogt", size, at.constant(2.0 ** (u // 2), dtype)), at.cmpf("olt", size, at.constant(2.0 ** -(u // 2), dtype))
 
-    def beyond(predicate: str, limit: float) -> SSAValue:
-        return at.emit(arith.CmpfOp, (size, at.constant(limit, dtype)), i1, predicate=IntegerAttr(CMPF[predicate], i64))
+    def choose(if_large: float, if_small: float, rest: float, t: Attribute) -> SSAValue:
+        return _choose(at, large, at.constant(if_large, t), _choose(at, small, at.constant(if_small, t), at.constant(rest, t)))
 
-    size = at.emit(math.AbsFOp, (x,), dtype)
-    large, small = beyond("ogt", 2.0 ** (u // 2)), beyond("olt", 2.0 ** -(u // 2))
-    factor = at.select(large, at.constant(2.0**-u, dtype), at.select(small, at.constant(2.0**u, dtype), at.constant(1, dtype)))
-    step = at.select(large, at.constant(1, i32), at.select(small, at.constant(-1, i32), at.constant(0, i32)))
-    return at.emit(arith.MulfOp, (x, factor), dtype), step
+    return [_op(at, arith.MulfOp, x, choose(2.0**-u, 2.0**u, 1, dtype)), choose(1, -1, 0, i32)]
 
 
-def unscaled(at: Emitter, m: SSAValue, k: SSAValue) -> SSAValue:
+def merge_scaled(at: Numbers, a: Sequence[SSAValue], b: Sequence[SSAValue], dtype: Attribute) -> list[SSAValue]:
+    """scaled_prod: two products as one."""
+    m, steps = scaled(at, _op(at, arith.MulfOp, a[0], b[0]), dtype)
+    return [m, at.elementwise(arith.AddiOp, (at.elementwise(arith.AddiOp, (a[1], b[1]), _WRAPS), steps), _WRAPS)]
+
+
+def unscaled(at: Numbers, state: Sequence[SSAValue], dtype: Attribute) -> SSAValue:
     """m * 2**(u * k), which is infinite or 0 from |k| = 2 on. Only the last of two factors rounds."""
-    dtype, u = m.type, unit(m.type)
+    (m, k), u = state, unit(dtype)
     for limit in (0, 1):
-        high, low = (
-            at.emit(arith.CmpiOp, (k, at.constant(bound, i32)), i1, predicate=IntegerAttr(CMPI[predicate], i64))
-            for predicate, bound in (("sgt", limit), ("slt", -limit))
-        )
-        factor = at.select(high, at.constant(2.0**u, dtype), at.select(low, at.constant(2.0**-u, dtype), at.constant(1, dtype)))
-        m = at.emit(arith.MulfOp, (m, factor), dtype)
+        high, low = at.cmpi("sgt", k, at.constant(limit, i32)), at.cmpi("slt", k, at.constant(-limit, i32))
+        small = _choose(at, low, at.constant(2.0**-u, dtype), at.constant(1, dtype))
+        m = _op(at, arith.MulfOp, m, _choose(at, high, at.constant(2.0**u, dtype), small))
     return m
 
 

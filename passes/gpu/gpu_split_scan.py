@@ -271,7 +271,7 @@ class _Scan:
         """Running values of a part and what is before it. Of equal extremes the last one counts, of NaN too."""
         here = running[0]
         if self.kind == "scaled_prod":
-            return [unscaled(at, *combine(at, self.kind, before, running))]
+            return [unscaled(at, combine(at, self.kind, before, running), here.type)]
         if self.op.kind in ("sum", "prod"):
             found = combine(at, self.op.kind, before, running)
             wide = found[0].type != self.op.do_block.args[1].type

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
@@ -17,8 +18,8 @@ from xdsl.ir import Attribute, SSAValue
 
 from ....dialects import cpu
 from ....dialects.cpu.types import element_of, lanes_of, vec
-from ....dialects.nd.types import is_float
-from ....passes.analysis.reduction_kinds import identity, unit
+from ....passes.analysis import reduction_kinds as kinds
+from ....passes.analysis.reduction_kinds import identity
 from ...nest.combine import combine
 from ..builder import cpu_kind
 from ..state import State
@@ -120,27 +121,13 @@ class ArgAccumulator(Accumulator):
         # a lane that is off must not be preferred to the first index
         return [value, s.b.select(mask, index, s.b.splat(self.first_index, lanes))]
 
-    def _better(self, s: State, old: SSAValue, new: SSAValue) -> SSAValue:
-        """Where `new` is better than `old`: larger, or the first NaN."""
-        highest = self.kind == "argmax"
-        if not is_float(self.types[0]):
-            unsigned = self.types[0] == i1
-            return s.b.cmpi(("u" if unsigned else "s") + ("gt" if highest else "lt"), new, old)
-        beyond = _cmpf(s, "ugt" if highest else "ult", new, old)
-        number = _cmpf(s, "ord", old, old)
-        return s.b.pure(arith.AndIOp, (beyond, number), beyond.type)
-
     def join(self, s: State, state: list[SSAValue], values: list[SSAValue]) -> list[SSAValue]:
-        better = self._better(s, state[0], values[0])
+        better = kinds.is_better(s.b, self.kind, state[0], values[0], self.types[0])
         return [s.b.select(better, values[0], state[0]), s.b.select(better, values[1], state[1])]
 
     def merge(self, s: State, a: list[SSAValue], b: list[SSAValue]) -> list[SSAValue]:
         """Lanes are interleaved, so equal values are decided by the index."""
-        better = self._better(s, a[0], b[0])
-        same = _same(s, a[0], b[0])
-        lower = s.b.cmpi("slt", b[1], a[1])
-        take = s.b.pure(arith.OrIOp, (better, s.b.pure(arith.AndIOp, (same, lower), same.type)), same.type)
-        return [s.b.select(take, b[0], a[0]), s.b.select(take, b[1], a[1])]
+        return kinds.merge_extremes(s.b, self.kind, a, b, self.types[0])
 
     def across(self, s: State, state: list[SSAValue]) -> list[SSAValue]:
         b = s.b
@@ -150,23 +137,11 @@ class ArgAccumulator(Accumulator):
         if element == i1:
             kind = "or" if kind == "max" else "and"
         best = b.pure(cpu.ReduceOp, (state[0],), element, {"kind": cpu_kind(kind)}, kind)
-        same = _same(s, state[0], b.splat(best, lanes))
+        same = kinds.is_same(b, state[0], b.splat(best, lanes), element)
         assert isinstance(index, IntegerType)
         limit = b.splat(b.int((1 << (index.width.data - 1)) - 1, index), lanes)
         lowest = b.select(same, state[1], limit)
         return [best, b.pure(cpu.ReduceOp, (lowest,), index, {"kind": cpu_kind("min")}, "min")]
-
-
-def _cmpf(s: State, predicate: str, a: SSAValue, b: SSAValue) -> SSAValue:
-    return s.b.pure(cpu.CmpFOp, (a, b), cpu.like(a.type, i1), {"kind": cpu_kind(predicate)}, predicate)
-
-
-def _same(s: State, a: SSAValue, b: SSAValue) -> SSAValue:
-    """Equal, or both NaN."""
-    if not is_float(element_of(a.type)):
-        return s.b.cmpi("eq", a, b)
-    nans = s.b.pure(arith.AndIOp, (_cmpf(s, "uno", a, a), _cmpf(s, "uno", b, b)), cpu.like(a.type, i1))
-    return s.b.pure(arith.OrIOp, (_cmpf(s, "oeq", a, b), nans), nans.type)
 
 
 class ScaledProduct(Accumulator):
@@ -180,27 +155,13 @@ class ScaledProduct(Accumulator):
         return [number(s, 1, self.types[0], lanes), number(s, 0, self.types[1], lanes)]
 
     def join(self, s: State, state: list[SSAValue], values: list[SSAValue]) -> list[SSAValue]:
-        return self.merge(s, state, self._scaled(s, values[0]))
+        return self.merge(s, state, kinds.scaled(s.b, values[0], self.types[0]))
 
     def merge(self, s: State, a: list[SSAValue], b: list[SSAValue]) -> list[SSAValue]:
-        m, steps = self._scaled(s, float_op(s, arith.MulfOp, a[0], b[0]))
-        return [m, s.b.add(s.b.add(a[1], b[1]), steps)]
+        return kinds.merge_scaled(s.b, a, b, self.types[0])
 
     def across(self, s: State, state: list[SSAValue]) -> list[SSAValue]:
         return first_lanes(s, self.fold(s, state, 1))
-
-    def _scaled(self, s: State, x: SSAValue) -> list[SSAValue]:
-        """`scaled` of reduction_kinds in lanes."""
-        (dtype, steps), u, lanes = self.types, unit(self.types[0]), lanes_of(x.type)
-
-        def choose(large: float, small: float, else_: float, t: Attribute) -> SSAValue:
-            rest = s.b.select(is_small, number(s, small, t, lanes), number(s, else_, t, lanes))
-            return s.b.select(is_large, number(s, large, t, lanes), rest)
-
-        size = s.b.pure(mlir_math.AbsFOp, (x,), x.type, _CONTRACT)
-        is_large = _cmpf(s, "ogt", size, number(s, 2.0 ** (u // 2), dtype, lanes))
-        is_small = _cmpf(s, "olt", size, number(s, 2.0 ** -(u // 2), dtype, lanes))
-        return [float_op(s, arith.MulfOp, x, choose(2.0**-u, 2.0**u, 1, dtype)), choose(1, -1, 0, steps)]
 
 
 class PartAccumulator(Accumulator):
@@ -227,7 +188,7 @@ def first_lanes(s: State, state: list[SSAValue]) -> list[SSAValue]:
 
 
 class WelfordMerge(PartAccumulator):
-    """Mean, sum of squared differences and count of parts, merged by Chan, Golub and LeVeque's formula (1979)."""
+    """Mean, sum of squared differences and count of parts."""
 
     def start(self, s: State, lanes: int) -> list[SSAValue]:
         return [number(s, 0, t, lanes) for t in self.types]
@@ -237,16 +198,7 @@ class WelfordMerge(PartAccumulator):
         return [value, number(s, 0, self.types[1], lanes), number(s, 1, self.types[2], lanes)]
 
     def merge(self, s: State, a: list[SSAValue], b: list[SSAValue]) -> list[SSAValue]:
-        element, lanes = self.types[0], lanes_of(a[0].type)
-        total = float_op(s, arith.AddfOp, a[2], b[2])
-        zero = _cmpf(s, "oeq", total, number(s, 0, element, lanes))
-        share = float_op(s, arith.DivfOp, b[2], s.b.select(zero, number(s, 1, element, lanes), total))
-        delta = float_op(s, arith.SubfOp, b[0], a[0])
-        mean = float_op(s, arith.AddfOp, a[0], float_op(s, arith.MulfOp, delta, share))
-        # in this order, so that nothing is added for an empty part, however large the mean is
-        spread = float_op(s, arith.MulfOp, delta, float_op(s, arith.MulfOp, delta, float_op(s, arith.MulfOp, a[2], share)))
-        squares = float_op(s, arith.AddfOp, float_op(s, arith.AddfOp, a[1], b[1]), spread)
-        return [mean, squares, total]
+        return kinds.merge_welford(s.b, a, b, self.types[0])
 
 
 class SoftmaxMerge(PartAccumulator):
@@ -259,9 +211,7 @@ class SoftmaxMerge(PartAccumulator):
         return [value, number(s, 1, self.types[1], lanes_of(value.type))]
 
     def merge(self, s: State, a: list[SSAValue], b: list[SSAValue]) -> list[SSAValue]:
-        top = float_op(s, arith.MaximumfOp, a[0], b[0])
-        parts = [float_op(s, arith.MulfOp, x[1], exp_below(s, x[0], top)) for x in (a, b)]
-        return [top, float_op(s, arith.AddfOp, *parts)]
+        return kinds.merge_softmax(s.b, a, b, self.types[0], partial(float_op, s, mlir_math.ExpOp))
 
 
 class SoftmaxDot(SoftmaxMerge):
@@ -279,18 +229,7 @@ class SoftmaxDot(SoftmaxMerge):
         return [s.b.select(mask, values[0], top), s.b.select(mask, values[1], dot)]
 
     def join(self, s: State, state: list[SSAValue], values: list[SSAValue]) -> list[SSAValue]:
-        x, v = values
-        lanes = lanes_of(x.type)
-        one = float_op(s, arith.AddfOp, number(s, 1, self.types[1], lanes), float_op(s, arith.SubfOp, x, x))  # NaN for an infinite x
-        empty = number(s, 0, self.types[1], lanes)
-        weight = s.b.select(_cmpf(s, "oeq", x, number(s, -math.inf, self.types[0], lanes)), empty, one)
-        return self.merge(s, state, [x, weight, float_op(s, arith.MulfOp, weight, v)])
-
-    def merge(self, s: State, a: list[SSAValue], b: list[SSAValue]) -> list[SSAValue]:
-        top = float_op(s, arith.MaximumfOp, a[0], b[0])
-        scales = [exp_below(s, x[0], top) for x in (a, b)]
-        scaled = [[float_op(s, arith.MulfOp, v, scale) for v in x[1:]] for x, scale in zip((a, b), scales, strict=True)]
-        return [top, *(float_op(s, arith.AddfOp, *pair) for pair in zip(*scaled, strict=True))]
+        return self.merge(s, state, kinds.single_dot(s.b, values, self.types[0]))
 
 
 def of_results(kind: str, types: Sequence[Attribute]) -> Accumulator | None:
@@ -301,9 +240,7 @@ def of_results(kind: str, types: Sequence[Attribute]) -> Accumulator | None:
 
 def exp_below(s: State, x: SSAValue, top: SSAValue) -> SSAValue:
     """exp(x - top) where x <= top; 1 where both are -inf, so that nothing seen yet does not become NaN."""
-    both = _cmpf(s, "oeq", x, top)
-    power = float_op(s, mlir_math.ExpOp, float_op(s, arith.SubfOp, x, top))
-    return s.b.select(both, number(s, 1, element_of(x.type), lanes_of(x.type)), power)
+    return kinds.exp_below(s.b, x, top, element_of(x.type), partial(float_op, s, mlir_math.ExpOp))
 
 
 def narrow_index(dtype: Attribute, fits: bool) -> Attribute:

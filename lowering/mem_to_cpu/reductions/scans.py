@@ -105,8 +105,8 @@ class ScanLowering:
         # the later of equal values, and a NaN once it is there (torch.cummax)
         element = element_of(value.type)
         if is_float(element):
-            beyond = red._cmpf(s, "oge" if kind == "max" else "ole", value, state[0])
-            nan = red._cmpf(s, "uno", value, value)
+            beyond = s.b.cmpf("oge" if kind == "max" else "ole", value, state[0])
+            nan = s.b.cmpf("uno", value, value)
             take = s.b.pure(arith.OrIOp, (beyond, nan), beyond.type)
         else:
             assert isinstance(element, IntegerType)
@@ -242,8 +242,8 @@ class ScanLowering:
         (found,) = self._prefix([value], [neutral], lambda a, b: [red.join(s, kind, a, b)])
         found = red.join(s, kind, found, s.b.splat(state[0], width))
         if is_float(dtype):
-            new = red._cmpf(s, "oeq", value, found)
-            new = s.b.pure(arith.OrIOp, (new, red._cmpf(s, "uno", value, value)), new.type)
+            new = s.b.cmpf("oeq", value, found)
+            new = s.b.pure(arith.OrIOp, (new, s.b.cmpf("uno", value, value)), new.type)
         else:
             new = s.b.cmpi("eq", value, found)
         before = s.b.splat(state[1], width)
@@ -269,7 +269,7 @@ class ScanLowering:
         s, b = self.s, self.s.b
         highest = red.float_op(s, arith.MaximumfOp, top, other_top)
         factor = self._ratio(red.float_op(s, arith.MinimumfOp, top, other_top), highest)
-        first = red._cmpf(s, "oge", top, other_top)
+        first = s.b.cmpf("oge", top, other_top)
         large, small = b.select(first, total, other), b.select(first, other, total)
         return [highest, red.float_op(s, arith.AddfOp, large, red.float_op(s, arith.MulfOp, small, factor))]
 
@@ -277,6 +277,6 @@ class ScanLowering:
         """exp(bottom - top), 1 where both are the same infinity."""
         s = self.s
         lanes, element = lanes_of(top.type), element_of(top.type)
-        same = red._cmpf(s, "oeq", top, bottom)
+        same = s.b.cmpf("oeq", top, bottom)
         difference = s.b.select(same, red.number(s, 0, element, lanes), red.float_op(s, arith.SubfOp, bottom, top))
         return red.float_op(s, mlir_math.ExpOp, difference)

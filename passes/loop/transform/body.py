@@ -10,7 +10,7 @@ were loaded from a tensor (see `Body.bound`).
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 
@@ -67,6 +67,7 @@ def float_attr(value: float, dtype: Attribute) -> FloatAttr:
 
 
 _FLOATS: dict[tuple[str, Attribute], FloatAttr] = {}
+_PLAIN: dict[str, Attribute] = {}
 
 
 _INDEX_ARITHMETIC: dict[type[Operation], Callable[[Expr, Expr], Expr]] = {
@@ -193,6 +194,13 @@ class Body:
     def emit(self, cls: type[Operation], operands: Sequence[SSAValue], result: Attribute, **properties: Attribute) -> SSAValue:
         """A pure op with one result."""
         return self.pure(cls, operands, result, properties)
+
+    def together(self, *values: SSAValue) -> Sequence[SSAValue]:
+        return values
+
+    def elementwise(self, cls: type[Operation], operands: Sequence[SSAValue], properties: Mapping[str, Attribute] = _PLAIN) -> SSAValue:
+        """A pure operation whose result has the type of its operands."""
+        return self.pure(cls, operands, operands[0].type, dict(properties))
 
     def constant(self, value: float | bool, dtype: Attribute) -> SSAValue:
         """A scalar constant of compute type `dtype`; one op a nest for each value."""
