@@ -21,6 +21,7 @@ from ...dialects.nd.types import element_bytes, is_float
 from ...dialects.tt.arith import ExtUIOp
 from ...dialects.tt.compute import BitcastOp, ScanOp, ScanReturnOp
 from ...dialects.tt.types import element_of, int32, shape_of, tensor
+from ...passes.analysis.reduction_kinds import is_later_extreme
 from ...passes.gpu.nest_types import scalar_type
 from ..nest.builder import NO_FLAGS
 from .body import library
@@ -150,13 +151,7 @@ class Running:
             return Accumulator(self.kind, self.types).combine(s, a, b)
         if self.kind == "logsumexp":
             return [_log_add(s, a[0], b[0])]
-        highest = self.kind == "max"
-        if is_float(element_of(a[0].type)):
-            beyond = s.b.cmpf("oge" if highest else "ole", b[0], a[0])
-            later = s.b.elementwise(arith.OrIOp, (beyond, s.b.cmpf("uno", b[0], b[0])))
-        else:
-            sign = "u" if element_of(a[0].type) == i1 else "s"
-            later = s.b.cmpi(sign + ("ge" if highest else "le"), b[0], a[0])
+        later = is_later_extreme(s.b, self.kind, a[0], b[0], element_of(a[0].type))
         return [s.b.select(later, y, x) for x, y in zip(a, b, strict=True)]
 
     def along(self, s: State, state: Values, axis: int) -> Values:

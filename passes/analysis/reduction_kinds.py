@@ -144,6 +144,14 @@ def merge_extremes(at: Numbers, kind: str, a: Sequence[SSAValue], b: Sequence[SS
     return [at.select(take, y, x) for x, y in zip(a, b, strict=True)]
 
 
+def is_later_extreme(at: Numbers, kind: str, old: SSAValue, new: SSAValue, dtype: Attribute) -> SSAValue:
+    """Whether a scan of `max` or `min` goes on with `new` behind `old`: of equal ones with the later, with a NaN once it is there."""
+    relation = "ge" if kind == "max" else "le"
+    if not is_float(dtype):
+        return at.cmpi(("u" if dtype == i1 else "s") + relation, new, old)
+    return at.elementwise(arith.OrIOp, (at.cmpf(f"o{relation}", new, old), at.cmpf("uno", new, new)))
+
+
 def merge_welford(at: Numbers, a: Sequence[SSAValue], b: Sequence[SSAValue], dtype: Attribute) -> list[SSAValue]:
     """Mean, sum of squared differences and count, by the formula of Chan, Golub and LeVeque (1979)."""
     total = _op(at, arith.AddfOp, a[2], b[2])

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import arith, math
-from xdsl.dialects.builtin import ModuleOp, f32, f64, i1, i32, i64
+from xdsl.dialects.builtin import ModuleOp, f32, f64, i32, i64
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import loop
@@ -29,7 +29,7 @@ from ...dialects.nd.types import is_float
 from ..analysis.dependences import memory_of
 from ..analysis.nest_access import NestAccess
 from ..analysis.nest_key import nests_in_memory
-from ..analysis.reduction_kinds import Cursor, combine, unscaled
+from ..analysis.reduction_kinds import Cursor, combine, is_later_extreme, unscaled
 from ..analysis.schedule_attrs import GPU
 from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
@@ -268,7 +268,7 @@ class _Scan:
             last.operands = [Cursor(block, last).emit(arith.ExtFOp, (value,), f64), *last.operands[1:]]
 
     def join(self, at: Cursor, before: list[SSAValue], running: Sequence[SSAValue]) -> list[SSAValue]:
-        """Running values of a part and what is before it. Of equal extremes the last one counts, of NaN too."""
+        """Running values of a part and what is before it."""
         here = running[0]
         if self.kind == "scaled_prod":
             return [unscaled(at, combine(at, self.kind, before, running), here.type)]
@@ -278,13 +278,8 @@ class _Scan:
             return [at.emit(arith.TruncFOp, found, f32)] if wide else found
         if self.op.kind == "logsumexp":
             return [_log_add(at, before[0], here)]
-        beyond = "gt" if self.op.kind == "max" else "lt"
-        if is_float(here.type):
-            number = at.compare("ord", here, here)
-            keep = at.emit(arith.AndIOp, (at.compare(f"u{beyond}", before[0], here), number), i1)
-        else:
-            keep = at.compare(("u" if here.type == i1 else "s") + beyond, before[0], here)
-        return [at.select(keep, a, b) for a, b in zip(before, running, strict=False)]
+        later = is_later_extreme(at, self.op.kind, before[0], here, here.type)
+        return [at.select(later, b, a) for a, b in zip(before, running, strict=False)]
 
 
 def _yielded(block: Block) -> list[SSAValue]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
-from xdsl.dialects.builtin import IntegerType, f32, f64, i1
+from xdsl.dialects.builtin import f32, f64, i1
 from xdsl.ir import Attribute, Block, SSAValue
 
 from ....dialects import cpu, loop
@@ -20,6 +20,7 @@ from ....dialects.cpu.types import element_of, lanes_of
 from ....dialects.expr import linear_coeff
 from ....dialects.nd.types import is_float
 from ....passes.analysis.nest_access import Loop, Node
+from ....passes.analysis.reduction_kinds import is_later_extreme
 from ....passes.cost.nest_cost import VECTOR_LANES
 from ..builder import int_property
 from ..loops import Segment, Span, run_segments, segments
@@ -102,16 +103,7 @@ class ScanLowering:
             return [red.join(s, kind, state[0], self._as(value, element_of(state[0].type)))]
         if kind == "logsumexp":
             return [self._log_add(state[0], value)]
-        # the later of equal values, and a NaN once it is there (torch.cummax)
-        element = element_of(value.type)
-        if is_float(element):
-            beyond = s.b.cmpf("oge" if kind == "max" else "ole", value, state[0])
-            nan = s.b.cmpf("uno", value, value)
-            take = s.b.pure(arith.OrIOp, (beyond, nan), beyond.type)
-        else:
-            assert isinstance(element, IntegerType)
-            sign = "u" if element.width.data == 1 else "s"
-            take = s.b.cmpi(sign + ("ge" if kind == "max" else "le"), value, state[0])
+        take = is_later_extreme(s.b, kind, state[0], value, element_of(value.type))
         return [s.b.select(take, value, state[0]), s.b.select(take, values[1], state[1])]
 
     def _log_add(self, a: SSAValue, x: SSAValue) -> SSAValue:

@@ -55,7 +55,7 @@ func.func @even(%x: !mem.buffer<2 x 524288 x f32>) -> !mem.buffer<2 x 524288 x f
 // CHECK-NEXT:     %[[C:.*]] = arith.cmpi slt, %[[N]], %[[E]] : index
 // CHECK:          loop.load %x[%{{.*}}] if %[[C]] else
 // CHECK:        } do (%{{.*}}, %[[V:.*]] : f32, %[[L:.*]] : i64) {
-// CHECK:          arith.cmpf ugt, %{{.*}}, %[[V]] : f32
+// CHECK:          arith.cmpf oge, %[[V]], %{{.*}} : f32
 // CHECK:          loop.store %{{.*}}, %o[%{{.*}}] if
 func.func @extremes(%x: !mem.buffer<1000000 x f32>) -> !mem.buffer<1000000 x i64> {
   %y = mem.alloc {kind = "output"} : !mem.buffer<1000000 x i64>
