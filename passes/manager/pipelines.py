@@ -51,9 +51,8 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "mem": (
             "loop-to-mem", "gpu-parallel-scatter", "gpu-recompute", "gpu-split-rows", "gpu-online-softmax", "gpu-cooperative-rows",
-            "gpu-fission", "gpu-split-reduction", "gpu-list-blocks", "gpu-split-scan", "gpu-neighbours", "gpu-interleave",
-            "gpu-window-strips", "mem-plan", "mem-view-offsets", "gpu-schedule", "mem-check-memory",
-            "mem-check-order",
+            "gpu-fission", "gpu-split-reduction", "gpu-list-blocks", "gpu-split-scan", "gpu-neighbours",
+            "gpu-window-strips", "mem-plan", "mem-view-offsets", "gpu-schedule", "mem-check-memory", "mem-check-order",
         ),
         "tt": ("mem-to-tt", "tt-join-launches", "tt-overlap-launches"),
         "host": ("to-host",),

@@ -43,7 +43,6 @@ OURS: dict[str, str] = {
     "gpu-split-scan": "passes.gpu.gpu_split_scan:GpuSplitScan",
     "gpu-neighbours": "passes.gpu.gpu_neighbours:GpuNeighbours",
     "gpu-window-strips": "passes.gpu.gpu_window_strips:GpuWindowStrips",
-    "gpu-interleave": "passes.gpu.gpu_interleave:GpuInterleave",
     "mem-to-tt": "lowering.mem_to_tt:MemToTt",
     "to-host": "lowering.to_host.to_host:ToHost",
     "nd-bucket-collectives": "passes.nd.nd_bucket_collectives:NdBucketCollectives",

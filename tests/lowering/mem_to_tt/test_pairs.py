@@ -85,7 +85,7 @@ def test_shuffled_pixels_are_stored_two_at_once():
 
 
 def test_a_stack_of_three_is_one_store():
-    """gpu-interleave: a thread stores what lies side by side."""
+    """gpu-neighbours: a thread stores what lies side by side."""
     module = kernels(lambda x, y, z: torch.stack([x, y, z], -1), *(torch.randn(40, 65) for _ in "xyz"))
     assert count(module, LoadOp, StoreOp) == [3, 1]
 

@@ -1,8 +1,8 @@
-// RUN: opt-tool %s -p gpu-interleave --split-input-file | filecheck %s
-// RUN: opt-tool %s -p gpu-interleave --split-input-file --remarks 2>&1 | filecheck %s --check-prefix=WHY
+// RUN: opt-tool %s -p gpu-neighbours --split-input-file | filecheck %s
+// RUN: opt-tool %s -p gpu-neighbours --split-input-file --remarks 2>&1 | filecheck %s --check-prefix=WHY
 
-// WHY: [gpu-interleave] applied: 'loop.nest' op: 3 values side by side are stored at once
-// WHY-NOT: [gpu-interleave] applied
+// WHY: [gpu-neighbours] applied: 'loop.nest' op: 3 values side by side are stored at once
+// WHY-NOT: [gpu-neighbours] applied
 
 // A stack of three: what one of them alone needs is loaded for its places alone.
 
