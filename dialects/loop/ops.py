@@ -22,7 +22,7 @@ a store rounds. Index expressions are `loop.load %x[%i * 2 + 1, %k floordiv s0]`
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Self
+from typing import NamedTuple, Self
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import ArrayAttr, IndexType, IntAttr, StringAttr, UnitAttr, i8, i32
@@ -272,6 +272,20 @@ def kinds_attr(kinds: Sequence[str]) -> ArrayAttr:
 _KINDS: dict[tuple[str, ...], ArrayAttr] = {}
 
 
+class ReducedKind(NamedTuple):
+    """One kind of a reduction, the values that its body yields for it, and its results."""
+
+    kind: str
+    values: Sequence[SSAValue]
+    results: Sequence[SSAValue]
+
+
+def _yielded(block: Block) -> Sequence[SSAValue]:
+    last = block.last_op
+    assert isinstance(last, YieldOp)
+    return last.operands
+
+
 @irdl_op_definition
 class ReduceOp(LoopLike):
     """A reduction over loops: `%m, %s = loop.reduce (%j = 4096) max, sum {... loop.yield %a, %b : f32, f32} -> f32, f32`.
@@ -295,6 +309,22 @@ class ReduceOp(LoopLike):
     @property
     def kind_names(self) -> list[str]:
         return [k.data for k in self.kinds.data]  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def yielded(self) -> Sequence[SSAValue]:
+        """What the body yields."""
+        return _yielded(self.block)
+
+    def each(self) -> list[ReducedKind]:
+        """Each of the kinds, with its values and results."""
+        found: list[ReducedKind] = []
+        values, results = self.yielded, self.outputs
+        taken = given = 0
+        for kind in self.kind_names:
+            takes, gives = KINDS[kind]
+            found.append(ReducedKind(kind, values[taken : taken + takes], results[given : given + gives]))
+            taken, given = taken + takes, given + gives
+        return found
 
     def verify_(self) -> None:
         self._check_indices()
@@ -360,6 +390,11 @@ class ScanOp(LoopLike):
             properties={"sizes": ExprsAttr.get([size]), "kinds": kinds_attr([kind])},
             regions=[Region(Block(arg_types=[INDEX])), Region(Block(arg_types=[INDEX, *types]))],
         )
+
+    @property
+    def yielded(self) -> Sequence[SSAValue]:
+        """What the body yields, which is scanned."""
+        return _yielded(self.block)
 
     @property
     def kind(self) -> str:

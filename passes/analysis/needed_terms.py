@@ -106,10 +106,7 @@ def guards_by_kind(info: NestAccess, node: Node) -> list[list[Guard]]:
     if any(a.is_store for a in node.all_accesses()):
         return []  # each term does something
     found: list[list[Guard]] = []
-    at = 0
-    for kind in op.kind_names:
-        value = op.block.last_op.operands[at]
-        at += loop.KINDS[kind][0]
+    for kind, (value, *_), _ in op.each():
         try:
             neutral = identity(NEUTRAL[kind], value.type)
         except KeyError:

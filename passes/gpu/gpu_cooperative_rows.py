@@ -287,12 +287,7 @@ def _registers(tile: Tile, inside: Sequence[Node], kept: int, moments: bool, gpu
 
 def _words(reduce: loop.ReduceOp) -> int:
     """Words that programs exchange to do a reduction together."""
-    total = at = 0
-    for kind in reduce.kind_names:
-        gives = loop.KINDS[kind][1]
-        total += words_of(kind, [scalar_type(r.type) for r in reduce.results[at : at + gives]])
-        at += gives
-    return total
+    return sum(words_of(kind, [scalar_type(r.type) for r in results]) for kind, _, results in reduce.each())
 
 
 def _with_bounds(nest: loop.NestOp, symbols: RangeEnv, hints: Mapping[Expr, int]) -> tuple[NestAccess, dict[Sym, int]]:

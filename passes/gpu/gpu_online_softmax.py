@@ -64,12 +64,12 @@ def _are_pair(highest: loop.ReduceOp, total: loop.ReduceOp) -> bool:
     difference = _exponent(total)
     if difference is None or _finite_of(difference.rhs)[0] is not highest.results[0]:
         return False
-    return computed_alike(_yielded(highest), difference.lhs, dict(zip(highest.indices, total.indices, strict=True)))
+    return computed_alike(highest.yielded[0], difference.lhs, dict(zip(highest.indices, total.indices, strict=True)))
 
 
 def _exponent(total: loop.ReduceOp) -> arith.SubfOp | None:
     """The difference whose exponentials a loop adds up, if it does that."""
-    power = _yielded(total).owner
+    power = total.yielded[0].owner
     difference = power.operand.owner if isinstance(power, mlir_math.ExpOp) else None
     return difference if isinstance(difference, arith.SubfOp) else None
 
@@ -83,12 +83,6 @@ def _finite_of(value: SSAValue) -> tuple[SSAValue, SSAValue | None]:
         if infinite and isinstance(size, mlir_math.AbsFOp) and size.operand is found:
             return found, choice.cond
     return value, None
-
-
-def _yielded(reduce: loop.ReduceOp) -> SSAValue:
-    last = reduce.block.last_op
-    assert last is not None
-    return last.operands[0]
 
 
 def computed_alike(a: SSAValue, b: SSAValue, known: dict[SSAValue, SSAValue]) -> bool:

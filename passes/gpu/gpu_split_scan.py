@@ -233,7 +233,7 @@ class _Scan:
         self.with_index = len(op.do_block.args) == 3 and op.do_block.args[2].first_use is not None
         """Whether anybody wants the index of an extreme."""
         self.kind = KINDS[op.kind] if op.kind not in ("max", "min") or self.with_index else op.kind
-        self.kept: list[Attribute] = [v.type for v in _yielded(op.block)][: 2 if self.with_index else 1]
+        self.kept: list[Attribute] = [v.type for v in op.yielded][: 2 if self.with_index else 1]
         """The types of what is kept of a part."""
         self.scanned = op.kind
         """The kind of the scan of a part, and the types of its running values."""
@@ -257,7 +257,7 @@ class _Scan:
                 raise Refused("it checks indices, and the last part is shorter")
         if any(isinstance(o, loop.StoreOp) for top in self.op.block.ops for o in (top, *loop.walk_bodies(top))):
             raise Refused("it stores what is scanned")
-        if self.with_index and not isinstance(_yielded(self.op.block)[1].owner, loop.IndexOp):
+        if self.with_index and not isinstance(self.op.yielded[1].owner, loop.IndexOp):
             raise Refused("the index of an extreme is computed")
 
     def widen(self, last: Operation) -> None:
@@ -280,12 +280,6 @@ class _Scan:
             return [_log_add(at, before[0], here)]
         later = is_later_extreme(at, self.op.kind, before[0], here, here.type)
         return [at.select(later, b, a) for a, b in zip(before, running, strict=False)]
-
-
-def _yielded(block: Block) -> list[SSAValue]:
-    last = block.last_op
-    assert last is not None
-    return list(last.operands)
 
 
 def _count_from_end(last: Operation, size: Expr) -> None:

@@ -200,18 +200,13 @@ class ReduceLowering:
         """One accumulator for each kind of the op, of some kinds that of another one `instead`."""
         s = self.s
         found: list[red.Accumulator] = []
-        at = out = 0
-        last = op.block.last_op
-        assert last is not None
-        for kind in op.kind_names:
-            takes, gives = loop.KINDS[kind]
-            types = [scalar_type(v.type) for v in last.operands[at : at + takes]]
-            composed = red.of_results(kind, [scalar_type(r.type) for r in op.outputs[out : out + gives]])
+        for kind, values, results in op.each():
+            types = [scalar_type(v.type) for v in values]
+            composed = red.of_results(kind, [scalar_type(r.type) for r in results])
             if composed is not None:
                 found.append(composed)
             elif kind in ("argmax", "argmin"):
-                index = last.operands[at + 1]
-                first = None
+                index, first = values[1], None
                 if s.is_index(index):
                     e = s.expr(index)
                     types[1] = red.narrow_index(types[1], s.fits_i32(e))
@@ -220,7 +215,6 @@ class ReduceLowering:
                 found.append(red.ArgAccumulator(kind, types, first))
             else:
                 found.append(red.Accumulator(instead.get(kind, kind), types))
-            at, out = at + takes, out + gives
         return found
 
     def yielded(self, value: SSAValue, dtype: Attribute) -> SSAValue:
@@ -233,14 +227,8 @@ class ReduceLowering:
 
     def yielded_values(self, op: loop.ReduceOp, slots: Sequence[red.Accumulator]) -> list[list[SSAValue]]:
         """What one step of the body yields for each accumulator."""
-        last = op.block.last_op
-        assert last is not None
-        found: list[list[SSAValue]] = []
-        at = 0
-        for slot in slots:
-            found.append([self.yielded(v, t) for v, t in zip(last.operands[at : at + slot.takes], slot.types, strict=False)])
-            at += slot.takes
-        return found
+        kinds = zip(op.each(), slots, strict=True)
+        return [[self.yielded(v, t) for v, t in zip(one.values, slot.types, strict=False)] for one, slot in kinds]
 
     def run_pass(
         self,

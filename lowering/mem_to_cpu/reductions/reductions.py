@@ -58,11 +58,6 @@ class Accumulator:
         """Values of a state."""
         return len(self.types)
 
-    @property
-    def takes(self) -> int:
-        """Values that a step yields."""
-        return self.count
-
     def start(self, s: State, lanes: int) -> list[SSAValue]:
         """The state before the first value."""
         return [number(s, identity(self.kind, self.types[0]), self.types[0], lanes)]
@@ -147,10 +142,6 @@ class ArgAccumulator(Accumulator):
 class ScaledProduct(Accumulator):
     """A product as (m, k), see `unit`: a state for each lane, which are merged like halves."""
 
-    @property
-    def takes(self) -> int:
-        return 1
-
     def start(self, s: State, lanes: int) -> list[SSAValue]:
         return [number(s, 1, self.types[0], lanes), number(s, 0, self.types[1], lanes)]
 
@@ -216,10 +207,6 @@ class SoftmaxMerge(PartAccumulator):
 
 class SoftmaxDot(SoftmaxMerge):
     """Maximum, sum of exp(x - maximum) and sum of exp(x - maximum) * v: each value joins as a part of its own."""
-
-    @property
-    def takes(self) -> int:
-        return 2
 
     def start(self, s: State, lanes: int) -> list[SSAValue]:
         return [*super().start(s, lanes), number(s, 0, self.types[2], lanes)]

@@ -69,16 +69,9 @@ class RowCache:
 
     def keeps(self, op: loop.ReduceOp) -> bool:
         """Whether the second pass of a reduction finds all its values in rows."""
-        last = op.block.last_op
-        assert last is not None
         kept = self.second.get(op, {})
-        at = 0
-        for kind in op.kind_names:
-            value = last.operands[at]
-            at += loop.KINDS[kind][0]
-            if kind in ("welford", "softmax") and value not in kept and value not in self.use:
-                return False
-        return True
+        wanted = [values[0] for kind, values, _ in op.each() if kind in ("welford", "softmax")]
+        return all(value in kept or value in self.use for value in wanted)
 
     # ---- planning
 
@@ -149,12 +142,7 @@ class RowCache:
         return isinstance(dtype, (Float32Type, Float64Type))
 
     def _two_passes(self, node: Node, op: loop.ReduceOp, costs: dict[SSAValue, float], elements: int) -> None:
-        last = op.block.last_op
-        assert last is not None
-        at = 0
-        for kind in op.kind_names:
-            value = last.operands[at]
-            at += loop.KINDS[kind][0]
+        for kind, (value, *_), _ in op.each():
             if kind not in ("welford", "softmax") or value in self.use:
                 continue
             if costs.get(value, 0.0) < MIN_KEPT_COST and not self._must_keep(op):

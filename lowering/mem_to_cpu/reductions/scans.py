@@ -68,9 +68,7 @@ class ScanLowering:
         b.end_for(new)
 
     def _values(self, op: loop.ScanOp) -> list[SSAValue]:
-        last = op.block.last_op
-        assert last is not None
-        return [self.s.get_vector(v) for v in last.operands]
+        return [self.s.get_vector(v) for v in op.yielded]
 
     def _as(self, value: SSAValue, dtype: Attribute) -> SSAValue:
         """A running value as f32 or f64."""
@@ -120,9 +118,7 @@ class ScanLowering:
         """Whether the running values of 16 lanes can be had by shifts; for extremes their indices must grow along the loop."""
         if op.kind not in ("max", "min"):
             return True
-        last = op.block.last_op
-        assert last is not None
-        value, index = last.operands
+        value, index = op.yielded
         if scalar_type(value.type) == i1 or not self.s.is_index(index):
             return False
         step = linear_coeff(self.s.expr(index), one.dim)
@@ -164,9 +160,8 @@ class ScanLowering:
 
     def _index_type(self, op: loop.ScanOp) -> Attribute:
         """The type in which the indices of extremes are computed."""
-        last = op.block.last_op
-        assert last is not None
-        return red.narrow_index(scalar_type(last.operands[1].type), self.s.fits_i32(self.s.expr(last.operands[1])))
+        index = op.yielded[1]
+        return red.narrow_index(scalar_type(index.type), self.s.fits_i32(self.s.expr(index)))
 
     def _masked(self, value: SSAValue, neutral: SSAValue) -> SSAValue:
         """The elements, `neutral` in lanes beyond the end."""
@@ -225,9 +220,8 @@ class ScanLowering:
     def _extremes(self, op: loop.ScanOp, state: list[SSAValue]) -> tuple[list[SSAValue], list[SSAValue]]:
         """Running extremes with their indices: those of the last lane so far that equals the extreme up to it, or is a NaN."""
         s, kind = self.s, op.kind
-        last = op.block.last_op
-        assert last is not None
-        value = s.get_vector(last.operands[0])
+        yielded, index = op.yielded
+        value = s.get_vector(yielded)
         width, dtype, index_type = lanes_of(value.type), element_of(value.type), self._index_type(op)
         neutral = red.number(s, red.identity(kind, dtype), dtype, width)
         value = self._masked(value, neutral)
@@ -239,9 +233,9 @@ class ScanLowering:
         else:
             new = s.b.cmpi("eq", value, found)
         before = s.b.splat(state[1], width)
-        place = s.b.select(new, s.b.splat(s.integer(s.expr(last.operands[1]), index_type), width), before)
+        place = s.b.select(new, s.b.splat(s.integer(s.expr(index), index_type), width), before)
         (place,) = self._prefix([place], [before], lambda a, b: [red.join(s, "max", a, b)])
-        wide = red.convert(s, place, scalar_type(last.operands[1].type))
+        wide = red.convert(s, place, scalar_type(index.type))
         return [found, wide], self._last([found, place])
 
     def _log_sums(self, op: loop.ScanOp, state: list[SSAValue]) -> tuple[list[SSAValue], list[SSAValue]]:

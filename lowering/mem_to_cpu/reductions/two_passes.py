@@ -93,19 +93,12 @@ class TwoPassReduction:
         span: Span,
     ) -> list[SSAValue]:
         """All kinds in one pass, every value of a two-pass kind joining as a part of one element."""
-        last = op.block.last_op
-        assert last is not None
 
         def values(op: loop.ReduceOp, slots: Sequence[red.Accumulator]) -> list[list[SSAValue]]:
-            found: list[list[SSAValue]] = []
-            at = 0
-            for kind, slot in zip(op.kind_names, slots, strict=True):
-                takes = loop.KINDS[kind][0]
+            found = self.passes.yielded_values(op, slots)
+            for k, (one, slot) in enumerate(zip(op.each(), slots, strict=True)):
                 if isinstance(slot, red.PartAccumulator):
-                    found.append(slot.single(self.s, self.s.get_vector(last.operands[at])))
-                else:
-                    found.append([self.passes.yielded(v, t) for v, t in zip(last.operands[at : at + takes], slot.types, strict=False)])
-                at += takes
+                    found[k] = slot.single(self.s, self.s.get_vector(one.values[0]))
             return found
 
         return self.passes.over(op, slots, order, chosen, span, values)
@@ -113,12 +106,9 @@ class TwoPassReduction:
     def _two_pass_slots(self, op: loop.ReduceOp) -> list[red.Accumulator]:
         """The accumulators over whole chunks: the results of each kind."""
         found = self.passes.accumulators(op, FIRST_PASS)
-        at = 0
-        for k, kind in enumerate(op.kind_names):
-            gives = loop.KINDS[kind][1]
+        for k, (kind, _, results) in enumerate(op.each()):
             if kind in MERGES:
-                found[k] = MERGES[kind](kind, [scalar_type(r.type) for r in op.outputs[at : at + gives]])
-            at += gives
+                found[k] = MERGES[kind](kind, [scalar_type(r.type) for r in results])
         return found
 
     def _chunk(
@@ -203,18 +193,14 @@ class TwoPassReduction:
     def _centred(self, op: loop.ReduceOp, centres: dict[int, SSAValue]) -> list[list[SSAValue]]:
         """The second pass: (x - mean) squared, exp(x - maximum)."""
         s = self.s
-        last = op.block.last_op
-        assert last is not None
         found: list[list[SSAValue]] = []
-        at = 0
-        for k, kind in enumerate(op.kind_names):
+        for k, (kind, values, _) in enumerate(op.each()):
             if k in centres:
-                x = s.get_vector(last.operands[at])
+                x = s.get_vector(values[0])
                 centre = s.b.splat(centres[k], s.width)
                 if kind == "welford":
                     difference = red.float_op(s, arith.SubfOp, x, centre)
                     found.append([red.float_op(s, arith.MulfOp, difference, difference)])
                 else:
                     found.append([red.exp_below(s, x, centre)])
-            at += loop.KINDS[kind][0]
         return found

@@ -193,17 +193,8 @@ def _share_of_sum(s: State, op: Operation, factor: float) -> SSAValue | None:
 
 def _yielded(result: SSAValue, kind: str) -> SSAValue | None:
     """What the body of a reduction yields for a result of this kind; None for another value."""
-    reduce = result.owner
-    if not isinstance(reduce, loop.ReduceOp):
-        return None
-    taken = given = 0
-    for name in reduce.kind_names:
-        takes, gives = loop.KINDS[name]
-        if reduce.results[given] is result and name == kind:
-            last = reduce.block.last_op
-            return None if last is None else last.operands[taken]
-        taken, given = taken + takes, given + gives
-    return None
+    kinds = result.owner.each() if isinstance(result.owner, loop.ReduceOp) else []
+    return next((one.values[0] for one in kinds if one.results[0] is result and one.kind == kind), None)
 
 
 def power_of_e(s: State, x: SSAValue, scale: float, factor: float = 1.0) -> SSAValue:

@@ -12,7 +12,6 @@ from xdsl.ir import Attribute, SSAValue
 
 from ....dialects import loop
 from ....dialects.expr import ZERO, Expr, product
-from ....dialects.loop import KINDS
 from ....dialects.tt.arith import SIToFPOp
 from ....passes.analysis.nest_access import Loop, Node
 from ....passes.gpu.nest_types import scalar_type
@@ -138,21 +137,17 @@ class Reductions:
 def accumulators(s: State, op: loop.ReduceOp) -> list[tuple[Accumulator, slice]]:
     """The accumulators of a reduction, and which of the yielded values each takes."""
     found: list[tuple[Accumulator, slice]] = []
-    taken = given = 0
-    types = [scalar_type(r.type) for r in op.results]
-    last, info = op.body.block.last_op, s.info
-    assert last is not None
-    for kind in op.kind_names:
-        takes, gives = KINDS[kind]
-        own = types[given : given + gives]
-        if kind in ("argmax", "argmin") and own[1] == i64 and info.exprs.get(last.operands[taken + 1]) not in (None, *info.opaque):
+    taken, info = 0, s.info
+    for kind, values, results in op.each():
+        own = [scalar_type(r.type) for r in results]
+        if kind in ("argmax", "argmin") and own[1] == i64 and info.exprs.get(values[1]) not in (None, *info.opaque):
             own[1] = s.index  # a number that was loaded may be larger than this nest's indices
         part = accumulator(kind, own)
         if isinstance(part, ArgAccumulator):
-            part.rising = info.exprs.get(last.operands[taken + 1]) is _flat(info.nodes[op].loops)
-            part.index_only = not op.results[given].uses
-        found.append((part, slice(taken, taken + takes)))
-        taken, given = taken + takes, given + gives
+            part.rising = info.exprs.get(values[1]) is _flat(info.nodes[op].loops)
+            part.index_only = not results[0].uses
+        found.append((part, slice(taken, taken + len(values))))
+        taken += len(values)
     return found
 
 

@@ -143,17 +143,15 @@ def _share_tables(info: NestAccess, found: WeighedProduct) -> bool:
 def _weighed(info: NestAccess, op: loop.ReduceOp) -> tuple[list[tuple[SSAValue, SSAValue]], SSAValue | None]:
     """The scores, or the weights, and what a reduction weighs by them; none where it does something else. And what the weights are
     multiplied by."""
-    last = op.block.last_op
-    assert last is not None
     if op.kind_names == ["softmax_dot"]:
-        score, value = last.operands
+        score, value = op.yielded
         times = value.owner
         if isinstance(times, arith.MulfOp) and times.parent is op.block:
             sides = [(one, other) for one, other in (times.operands, times.operands[::-1]) if is_straight(info, one) and exact_types(one)]
             return ([(score, sides[0][0])], sides[0][1]) if len(sides) == 1 else ([], None)
         return [(score, value)], None
     found: list[tuple[SSAValue, SSAValue]] = []
-    for kind, term in zip(op.kind_names, last.operands, strict=False):
+    for kind, term in zip(op.kind_names, op.yielded, strict=False):
         times = term.owner
         if kind != "sum" or not isinstance(times, arith.MulfOp) or times.properties.get("fastmath") != loop.CONTRACTED:
             return [], None

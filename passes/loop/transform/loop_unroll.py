@@ -71,7 +71,8 @@ def unroll(target: loop.LoopLike, sizes: list[int], symbols: RangeEnv) -> None:
         for op in target.block.ops:
             if isinstance(op, loop.YieldOp):
                 assert isinstance(target, loop.ReduceOp)
-                results = _join(at, target, results, [values.get(v, v) for v in op.operands])
+                each = [(one.kind, [values.get(v, v) for v in one.values]) for one in target.each()]
+                results = [combine(at, kind, results[k], new) if results else new for k, (kind, new) in enumerate(each)]
             else:
                 at.place(clone_into(op, values, places, symbols))
         for made in numbers:
@@ -84,15 +85,3 @@ def unroll(target: loop.LoopLike, sizes: list[int], symbols: RangeEnv) -> None:
         old.replace_all_uses_with(new)
     target.detach()
     target.erase()
-
-
-def _join(at: Cursor, target: loop.ReduceOp, so_far: list[list[SSAValue]], yielded: list[SSAValue]) -> list[list[SSAValue]]:
-    """The partial results of each kind after one more iteration."""
-    found: list[list[SSAValue]] = []
-    done = 0
-    for k, kind in enumerate(target.kind_names):
-        takes = loop.KINDS[kind][0]
-        values = yielded[done : done + takes]
-        found.append(combine(at, kind, so_far[k], values) if so_far else values)
-        done += takes
-    return found
