@@ -40,6 +40,14 @@ def memory_of(buffer: SSAValue) -> SSAValue:
     return buffer
 
 
+def touched_in(ops: Iterable[Operation], nest: loop.NestOp) -> tuple[set[SSAValue], set[SSAValue]]:
+    """The memory that ops of a nest's body store to, and all that they access."""
+    outer = dict(zip(nest.out_args, nest.outs, strict=True))
+    found = [o for op in ops for o in (op, *(loop.walk_bodies(op) if op.regions else ())) if isinstance(o, loop.AccessOp)]
+    places = [(isinstance(o, loop.StoreOp), memory_of(outer.get(o.shaped, o.shaped))) for o in found]
+    return {m for stores, m in places if stores}, {m for _, m in places}
+
+
 def address_in(buffer: SSAValue, offset: Expr) -> tuple[Expr, int, Expr]:
     """Equal for the same address in a memory, of accesses through buffers that are views of it."""
     t = buffer.type

@@ -22,7 +22,7 @@ from xdsl.ir import Operation, SSAValue
 from ...dialects import loop, mem
 from ...dialects.expr import Expr
 from ...dialects.expr.ranges import RangeEnv
-from ..analysis.dependences import memory_of
+from ..analysis.dependences import memory_of, touched_in
 from ..analysis.nest_access import NestAccess
 from ..analysis.nest_key import nests_in_memory
 from ..analysis.reduction_kinds import Cursor
@@ -94,11 +94,10 @@ def _last_loops(nest: loop.NestOp) -> list[loop.ForOp]:
     if not nest.loop_sizes:
         return []
     loops = [op for op in ops[last + 1 :] if isinstance(op, loop.ForOp)]
-    outer = dict(zip(nest.out_args, nest.outs, strict=True))
     for each in loops:
-        inside = _touched([each], outer)
+        inside = touched_in([each], nest)
         rest = ops[ops.index(each) + 1 :]
-        stored, seen = _touched([o for o in rest if o not in loops], outer)
+        stored, seen = touched_in([o for o in rest if o not in loops], nest)
         if inside[0] & seen or inside[1] & stored or not all(_can_pass(v, nest) for v in from_outside(each, nest)):
             return []
     return loops
@@ -106,13 +105,6 @@ def _last_loops(nest: loop.NestOp) -> list[loop.ForOp]:
 
 def _is_parallel(op: Operation) -> bool:
     return isinstance(op, loop.ForOp) and op.sequential is None and any(isinstance(o, loop.StoreOp) for o in loop.walk_bodies(op))
-
-
-def _touched(ops: Sequence[Operation], outer: Mapping[SSAValue, SSAValue]) -> tuple[set[SSAValue], set[SSAValue]]:
-    """The memory that ops of a nest store to, and all that they access."""
-    found = [o for op in ops for o in (op, *(loop.walk_bodies(op) if op.regions else ())) if isinstance(o, (loop.LoadOp, loop.StoreOp))]
-    places = [(isinstance(o, loop.StoreOp), memory_of(outer.get(o.shaped, o.shaped))) for o in found]
-    return {m for stores, m in places if stores}, {m for _, m in places}
 
 
 def from_outside(each: loop.ForOp, nest: loop.NestOp) -> list[SSAValue]:

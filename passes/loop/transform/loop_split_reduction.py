@@ -11,14 +11,16 @@ Counterparts: `transform.structured.split_reduction` of MLIR, and the split redu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 
 from xdsl.dialects.builtin import IndexType
-from xdsl.ir import BlockArgument, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
-from ....dialects import loop, mem
+from ....dialects import loop
 from ....dialects.expr import ONE, ZERO, Expr, dim, maximum
 from ....dialects.expr.ranges import RangeEnv, simplify
 from ....dialects.nd.types import TensorType
+from ...analysis.dependences import touched_in
 from ...analysis.reduction_kinds import Cursor
 from ...analysis.schedule_attrs import fix, is_fixed
 from .loop_rewrite import Place, clone_into, drop_out, needed_by
@@ -92,31 +94,15 @@ class _Split:
             if isinstance(op, loop.LoopLike):
                 size = " x ".join(map(str, op.loop_sizes))
                 raise Refused(f"it needs the result of another loop over {size}, which each part would repeat; split that one before")
-        stored: set[SSAValue] = set()
-        own = {self._memory(t) for t in self.stored}
-        for op in self.nest.block.ops:
-            if op is self.reduce:
-                break
-            for access in [o for o in (op, *loop.walk_bodies(op)) if isinstance(o, loop.AccessOp)]:
-                if self._memory(access.shaped) in own:
-                    raise Refused("it stores to memory that the nest accesses before it")
-                if isinstance(access, loop.StoreOp):
-                    stored.add(self._memory(access.target))
-        for op in (*needed, *loop.walk_bodies(self.reduce)):
-            if isinstance(op, loop.LoadOp):
-                if self._memory(op.source) in stored:
-                    raise Refused("it reads what the nest stores before it")
-                if op.source in self.nest.out_args and isinstance(op.source.type, TensorType):
-                    raise Refused("it reads an out of the nest")
+        stored, seen = touched_in(takewhile(lambda op: op is not self.reduce, self.nest.block.ops), self.nest)
+        if not seen.isdisjoint(touched_in([self.reduce], self.nest)[0]):
+            raise Refused("it stores to memory that the nest accesses before it")
+        if not stored.isdisjoint(touched_in((*needed, self.reduce), self.nest)[1]):
+            raise Refused("it reads what the nest stores before it")
+        loads = [o for op in (*needed, self.reduce) for o in (op, *loop.walk_bodies(op)) if isinstance(o, loop.LoadOp)]
+        if any(o.source in self.nest.out_args and isinstance(o.source.type, TensorType) for o in loads):
+            raise Refused("it reads an out of the nest")
         self.slice = needed
-
-    def _memory(self, value: SSAValue) -> SSAValue:
-        """The buffer or tensor outside of the nest, views of a buffer as the buffer."""
-        if isinstance(value, BlockArgument) and value.block is self.nest.block:
-            value = self.nest.outs[value.index - len(self.nest.loop_sizes)]
-        while isinstance(value.owner, mem.ViewOp):
-            value = value.owner.input
-        return value
 
     # ---- the rewrite
 
