@@ -33,9 +33,9 @@ from ..analysis.reduction_kinds import Cursor, combine, is_later_extreme, unscal
 from ..analysis.schedule_attrs import GPU
 from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
-from ..loop.transform.loop_rewrite import clone_into, drop_index, index_op, needed_by, replace_loops
+from ..loop.transform.loop_rewrite import Values, clone_into, drop_index, index_op, needed_by, replace_loops
 from ..loop.transform.nest_transform import Refused
-from ..loop.transform.split_loop import SplitLoop, Values, clone_iteration, only_where
+from ..loop.transform.split_loop import SplitLoop, clone_iteration, only_where
 from ..manager.pass_manager import Pass
 from .gpu_fission import MIN_SPEEDUP
 from .gpu_split_reduction import MIN_SPLIT_PARTS, SPLIT_PROGRAMS_PER_MULTIPROCESSOR, programs_of

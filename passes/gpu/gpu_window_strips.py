@@ -25,8 +25,7 @@ from ..analysis.nest_key import nests_in_memory
 from ..analysis.reduction_kinds import Cursor, combine
 from ..analysis.schedule_attrs import GPU
 from ..analysis.symbols import symbol_facts
-from ..loop.transform.loop_rewrite import Place, drop_index, index_op
-from ..loop.transform.split_loop import Values
+from ..loop.transform.loop_rewrite import Place, Values, drop_index, index_op
 from ..loop.transform.unroll_and_jam import Copies, unroll_and_jam
 from ..manager.pass_manager import Pass
 from .tiles.window_tiles import lane_of, overlap

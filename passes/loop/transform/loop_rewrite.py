@@ -21,6 +21,8 @@ VECTOR, TILE = "vector", "tile"
 """Keys of a schedule whose value is the number of a loop."""
 Place = tuple[Expr, Sequence[SSAValue]]
 """An index as an expression over values: `Dim(k)` stands for the k-th."""
+Values = dict[SSAValue, SSAValue]
+"""Values of a body -> those of another one that take their place."""
 
 
 def replace_loops(target: loop.LoopLike, sizes: Sequence[Expr], places: Sequence[Expr], symbols: RangeEnv) -> None:

@@ -23,9 +23,9 @@ from ....dialects.nd.types import TensorType
 from ...analysis.dependences import touched_in
 from ...analysis.reduction_kinds import Cursor
 from ...analysis.schedule_attrs import fix, is_fixed
-from .loop_rewrite import Place, clone_into, drop_out, needed_by
+from .loop_rewrite import Place, Values, clone_into, drop_out, needed_by
 from .nest_transform import NestTransform, Refused, loop_name, loop_number
-from .split_loop import SplitLoop, Values, clone_iteration
+from .split_loop import SplitLoop, clone_iteration
 
 
 @dataclass(frozen=True)

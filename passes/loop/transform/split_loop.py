@@ -23,11 +23,8 @@ from ....dialects.expr.ranges import RangeEnv
 from ....dialects.nd.types import TensorType
 from ....dialects.support.replace import replace_op
 from ...analysis.reduction_kinds import Cursor, empty_state, merge_parts
-from .loop_rewrite import Place, clone_into, drop_index, index_op
+from .loop_rewrite import Place, Values, clone_into, drop_index, index_op
 from .nest_transform import label_of
-
-Values = dict[SSAValue, SSAValue]
-"""Values of a nest -> those of another one that take their place."""
 
 
 @dataclass

@@ -18,8 +18,7 @@ from ....dialects.expr import const, dim, exact_quotient
 from ....dialects.expr.ranges import RangeEnv
 from ....dialects.nd.base import ExprsAttr
 from ...analysis.reduction_kinds import Cursor
-from .loop_rewrite import Place, clone_into, drop_index, index_op
-from .split_loop import Values
+from .loop_rewrite import Place, Values, clone_into, drop_index, index_op
 
 Jam = Callable[[Cursor, Sequence[Values], Mapping[SSAValue, Place]], None]
 """Writes one op for all iterations, given what its operands are in each of them and the places of their indices."""
