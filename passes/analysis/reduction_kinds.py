@@ -165,7 +165,7 @@ def merge_welford(at: Numbers, a: Sequence[SSAValue], b: Sequence[SSAValue], dty
 
 
 Exp = Callable[[SSAValue], SSAValue]
-"""How an exponential is computed."""
+"""How an exponential, or another function, is computed."""
 
 
 def exp_below(at: Numbers, x: SSAValue, top: SSAValue, dtype: Attribute, exp: Exp) -> SSAValue:
@@ -180,6 +180,12 @@ def merge_softmax(at: Numbers, a: Sequence[SSAValue], b: Sequence[SSAValue], dty
     scales = [exp_below(at, x[0], top, dtype, exp) for x in (a, b)]
     scaled = [[_op(at, arith.MulfOp, v, scale) for v in x[1:]] for x, scale in zip((a, b), scales, strict=True)]
     return [top, *(_op(at, arith.AddfOp, *pair) for pair in zip(*scaled, strict=True))]
+
+
+def log_add(at: Numbers, a: SSAValue, b: SSAValue, dtype: Attribute, exp: Exp, log1p: Exp) -> SSAValue:
+    """log(exp(a) + exp(b)), with the larger one outside."""
+    top, bottom = _op(at, arith.MaximumfOp, a, b), _op(at, arith.MinimumfOp, a, b)
+    return _op(at, arith.AddfOp, top, log1p(exp_below(at, bottom, top, dtype, exp)))
 
 
 def single_dot(at: Numbers, values: Sequence[SSAValue], dtype: Attribute) -> list[SSAValue]:

@@ -29,7 +29,7 @@ from ...dialects.nd.types import is_float
 from ..analysis.dependences import memory_of
 from ..analysis.nest_access import NestAccess
 from ..analysis.nest_key import nests_in_memory
-from ..analysis.reduction_kinds import Cursor, combine, is_later_extreme, unscaled
+from ..analysis.reduction_kinds import Cursor, combine, is_later_extreme, log_add, unscaled
 from ..analysis.schedule_attrs import GPU
 from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
@@ -277,7 +277,8 @@ class _Scan:
             wide = found[0].type != self.op.do_block.args[1].type
             return [at.emit(arith.TruncFOp, found, f32)] if wide else found
         if self.op.kind == "logsumexp":
-            return [_log_add(at, before[0], here)]
+            exp, log1p = ((lambda x, f=function: at.emit(f, (x,), x.type)) for function in (math.ExpOp, math.Log1pOp))
+            return [log_add(at, before[0], here, here.type, exp, log1p)]
         later = is_later_extreme(at, self.op.kind, before[0], here, here.type)
         return [at.select(later, b, a) for a, b in zip(before, running, strict=False)]
 
@@ -292,19 +293,8 @@ def _count_from_end(last: Operation, size: Expr) -> None:
     drop_index(owner.result)
 
 
-def _is_infinite(at: Cursor, x: SSAValue) -> SSAValue:
-    return at.compare("oeq", at.emit(math.AbsFOp, (x,), x.type), at.constant(float("inf"), x.type))
-
-
 def _log_sum(at: Cursor, top: SSAValue, total: SSAValue) -> SSAValue:
     """log(sum of exp) of a maximum and the sum of exponentials below it."""
     log = at.emit(math.LogOp, (total,), top.type)
-    return at.select(_is_infinite(at, top), top, at.emit(arith.AddfOp, (top, log), top.type))
-
-
-def _log_add(at: Cursor, a: SSAValue, b: SSAValue) -> SSAValue:
-    """log(exp(a) + exp(b))."""
-    dtype = a.type
-    top, low = at.emit(arith.MaximumfOp, (a, b), dtype), at.emit(arith.MinimumfOp, (a, b), dtype)
-    share = at.emit(math.ExpOp, (at.emit(arith.SubfOp, (low, top), dtype),), dtype)
-    return at.select(_is_infinite(at, top), top, at.emit(arith.AddfOp, (top, at.emit(math.Log1pOp, (share,), dtype)), dtype))
+    infinite = at.compare("oeq", at.emit(math.AbsFOp, (top,), top.type), at.constant(float("inf"), top.type))
+    return at.select(infinite, top, at.emit(arith.AddfOp, (top, log), top.type))

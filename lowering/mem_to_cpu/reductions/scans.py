@@ -9,6 +9,7 @@ element after the other is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
@@ -20,7 +21,7 @@ from ....dialects.cpu.types import element_of, lanes_of
 from ....dialects.expr import linear_coeff
 from ....dialects.nd.types import is_float
 from ....passes.analysis.nest_access import Loop, Node
-from ....passes.analysis.reduction_kinds import is_later_extreme
+from ....passes.analysis.reduction_kinds import is_later_extreme, log_add
 from ....passes.cost.nest_cost import VECTOR_LANES
 from ..builder import int_property
 from ..loops import Segment, Span, run_segments, segments
@@ -100,17 +101,10 @@ class ScanLowering:
         if kind in ("sum", "prod"):
             return [red.join(s, kind, state[0], self._as(value, element_of(state[0].type)))]
         if kind == "logsumexp":
-            return [self._log_add(state[0], value)]
+            exp, log1p = (partial(red.float_op, s, function) for function in (mlir_math.ExpOp, mlir_math.Log1pOp))
+            return [log_add(s.b, state[0], value, element_of(value.type), exp, log1p)]
         take = is_later_extreme(s.b, kind, state[0], value, element_of(value.type))
         return [s.b.select(take, value, state[0]), s.b.select(take, values[1], state[1])]
-
-    def _log_add(self, a: SSAValue, x: SSAValue) -> SSAValue:
-        """log(exp(a) + exp(x)), with the larger one outside."""
-        s = self.s
-        top = red.float_op(s, arith.MaximumfOp, a, x)
-        bottom = red.float_op(s, arith.MinimumfOp, a, x)
-        power = self._ratio(bottom, top)
-        return red.float_op(s, arith.AddfOp, top, red.float_op(s, mlir_math.Log1pOp, power))
 
     # ---- in registers
 
@@ -254,15 +248,7 @@ class ScanLowering:
         """exp(top) * total + exp(other_top) * other as such a pair."""
         s, b = self.s, self.s.b
         highest = red.float_op(s, arith.MaximumfOp, top, other_top)
-        factor = self._ratio(red.float_op(s, arith.MinimumfOp, top, other_top), highest)
+        factor = red.exp_below(s, red.float_op(s, arith.MinimumfOp, top, other_top), highest)
         first = s.b.cmpf("oge", top, other_top)
         large, small = b.select(first, total, other), b.select(first, other, total)
         return [highest, red.float_op(s, arith.AddfOp, large, red.float_op(s, arith.MulfOp, small, factor))]
-
-    def _ratio(self, bottom: SSAValue, top: SSAValue) -> SSAValue:
-        """exp(bottom - top), 1 where both are the same infinity."""
-        s = self.s
-        lanes, element = lanes_of(top.type), element_of(top.type)
-        same = s.b.cmpf("oeq", top, bottom)
-        difference = s.b.select(same, red.number(s, 0, element, lanes), red.float_op(s, arith.SubfOp, bottom, top))
-        return red.float_op(s, mlir_math.ExpOp, difference)
