@@ -84,8 +84,8 @@ class NestInfo:
         return next((op for op in self.op.block.ops if isinstance(op, loop.ReduceOp)), None)
 
 
-def is_in_place(nest: loop.NestOp, access: loop.LoadOp | loop.StoreOp) -> bool:
-    """Whether an access is at the loops of the nest, in order and without a condition."""
+def is_in_place(nest: loop.NestOp | loop.ContractOp, access: loop.LoadOp | loop.StoreOp) -> bool:
+    """Whether an access is at the loops of a nest or contraction, in order and without a condition."""
     return access.masked is None and access.map.data.is_identity and tuple(access.index_operands) == tuple(nest.indices)
 
 

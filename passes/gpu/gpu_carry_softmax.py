@@ -27,7 +27,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import Dim, dim, free_dims, product
+from ...dialects.expr import dim, free_dims, product
 from ...dialects.expr.ranges import RangeEnv, range_of
 from ..analysis.accesses.disjoint import separate_iterations
 from ..analysis.nest_access import NestAccess
@@ -36,13 +36,14 @@ from ..analysis.schedule_attrs import CARRIED
 from ..analysis.symbols import symbol_facts
 from ..cost.contraction_price import MAX_WEIGHED_ELEMENTS
 from ..cost.machine import Gpu, machine_of
+from ..loop.fusion.placement import final_store, places_at
 from ..loop.transform.loop_rewrite import INDEX, clone_into, index_op
 from ..loop.transform.nest_transform import Refused
 from ..manager.pass_manager import Pass
 from .carried.mask_nests import compute_masks
 from .carried.product_weights import carry_weights, stored_weights
 from .carried.row_numbers import compute_where_read
-from .carried.softmax_weights import SoftmaxWeights, final_store, same_row, softmax_weights, yielded
+from .carried.softmax_weights import SoftmaxWeights, same_row, softmax_weights, yielded
 from .carried.term_writer import TermWriter, needed, product_of
 from .gpu_online_softmax import computed_alike
 from .tiles.weighed_products import as_weighed
@@ -317,11 +318,9 @@ class _Writer(TermWriter):
         assert weights is not None
         at: dict[SSAValue, object] = {}
         for one, read in ((weights, load), (store, op)):
-            for e, place in zip(one.index_map.results, read.index_map.results, strict=True):
-                if not isinstance(e, Dim):
-                    continue
-                key = place, [read.index_operands[d.index] for d in sorted(free_dims(place), key=str)]
-                if at.setdefault(one.index_operands[e.index], key) != key:
+            for index, (place, operands) in places_at(one, read).items():
+                key = place, [operands[d.index] for d in sorted(free_dims(place), key=str)]
+                if at.setdefault(index, key) != key:
                     return False
         return True
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects import arith
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from ...dialects import loop, mem
-from ...dialects.nd.types import is_float
+from ...dialects.expr.ranges import RangeEnv
 from ..analysis.dependences import memory_of
 from ..analysis.nest_key import nests_in_memory
 from ..loop.fusion.facts import MAX_REPEATED_OPS
+from ..loop.fusion.placement import compute_at, survives
 from ..loop.transform.loop_rewrite import drop_out
 from ..manager.pass_manager import Pass
 
@@ -84,25 +84,10 @@ def _forward(nest: loop.NestOp, argument: SSAValue, buffer: SSAValue) -> bool:
         return False
     for load, values in zip(loads, found, strict=True):
         assert values is not None
-        block = load.parent
-        assert block is not None
-        for op in source:
-            block.insert_op_before(op.clone(values), load)
-        load.result.replace_all_uses_with(values.get(store.value, store.value))
-        load.detach()
-        load.erase()
+        compute_at(load, store.value, source, {}, RangeEnv(), values)
     store.detach()
     store.erase()
     return True
-
-
-def survives(store: loop.StoreOp) -> bool:
-    """Whether memory gives back the very value that is stored: 16-bit floats do where it has been rounded to them before."""
-    dtype = loop.element_type(store.target.type)
-    if not is_float(dtype) or dtype == store.value.type:
-        return True
-    wide = store.value.owner
-    return isinstance(wide, arith.ExtFOp) and wide.operands[0].type == dtype
 
 
 def _indices(store: loop.StoreOp, load: loop.LoadOp | loop.StoreOp) -> dict[SSAValue, SSAValue] | None:

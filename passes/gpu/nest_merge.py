@@ -15,9 +15,9 @@ from ...dialects.expr import Dim
 from ...dialects.expr.ranges import RangeEnv
 from ..analysis.dependences import memory_of
 from ..analysis.reduction_kinds import Cursor
+from ..loop.fusion.placement import survives
 from ..loop.transform.loop_rewrite import clone_into
 from ..loop.transform.nest_transform import label_of
-from .gpu_recompute import survives
 
 
 def follower(nest: loop.NestOp) -> loop.NestOp | None:

@@ -13,19 +13,15 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import SSAValue
 
 from ....dialects import loop
-from ....dialects.expr import free_dims
 from ....dialects.expr.ranges import RangeEnv
 from ...analysis.nest_access import NestAccess
 from ...analysis.symbols import symbol_facts
 from ...cost.machine import Gpu, machine_of
-from ...loop.transform.loop_rewrite import Place, clone_into
+from ...loop.fusion.placement import compute_at, final_store, needed, places_at
 from ...manager.pass_manager import Pass
 from ..tiles.product_nests import sorted_rows
-from .softmax_weights import final_store
-from .term_writer import needed
 
 
 @dataclass(frozen=True)
@@ -71,15 +67,7 @@ def _carry(nest: loop.NestOp, load: loop.LoadOp, symbols: RangeEnv) -> bool:
     nest.parent.insert_op_before(made, nest)
     own = next(new for old, new in zip(nest.walk(), made.walk(), strict=True) if old is load)
     assert isinstance(own, loop.LoadOp)
-    places: dict[SSAValue, Place] = {}
-    for e, at in zip(store.index_map.results, own.index_map.results, strict=True):
-        places.update((store.index_operands[d.index], (at, list(own.index_operands))) for d in free_dims(e))
-    values: dict[SSAValue, SSAValue] = {}
-    for one in needed(store.value, (table.block,)):
-        made.block.insert_op_before(clone_into(one, values, places, symbols), own)
-    own.result.replace_all_uses_with(values.get(store.value, store.value))
-    own.detach()
-    own.erase()
+    compute_at(own, store.value, needed(store.value, (table.block,)), places_at(store, own), symbols)
     old, new = (nest, made) if sorted_rows(NestAccess(made, symbols)) is not None else (made, nest)
     if old is nest:
         loop.take_uses(nest.results, made.results)

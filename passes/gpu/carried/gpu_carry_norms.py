@@ -29,6 +29,7 @@ from ...analysis.symbols import symbol_facts
 from ...cost.contraction_price import stream_ns
 from ...cost.footprint import of_nest
 from ...cost.machine import Gpu, machine_of
+from ...loop.fusion.placement import needed
 from ...loop.transform.loop_rewrite import Place, clone_into
 from ...loop.transform.nest_transform import Refused
 from ...manager.pass_manager import Pass
@@ -38,7 +39,6 @@ from ..tiles.product_tiles import MIN_PROGRAMS_PER_MULTIPROCESSOR, has_few_rows
 from ..tiles.rules import choose
 from ..tiles.tile import Sizes, Tile
 from .scaled_rows import ScaledRows, is_all_of_row, scaled_rows
-from .term_writer import needed
 
 PLAIN = arith.FastMathFlagsAttr("none")
 

@@ -24,13 +24,13 @@ from ...analysis.nest_access import NestAccess
 from ...analysis.reduction_kinds import Cursor
 from ...analysis.symbols import symbol_facts
 from ...cost.machine import Gpu, machine_of
+from ...loop.fusion.placement import needed
 from ...loop.transform.loop_rewrite import clone_into
 from ...loop.transform.nest_transform import label_of
 from ...manager.pass_manager import Pass
 from ..tiles.product_nests import product_sides
 from ..tiles.product_tiles import has_few_rows
 from ..tiles.tile import Sizes
-from .term_writer import needed
 
 
 @dataclass(frozen=True)

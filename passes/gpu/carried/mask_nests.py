@@ -6,16 +6,13 @@ score, and the nest then knows what it says of blocks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from xdsl.dialects.builtin import i1
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation
 
 from ....dialects import loop
-from ....dialects.expr import ZERO, Dim, product
+from ....dialects.expr import product
 from ....dialects.expr.ranges import RangeEnv
-from ...loop.transform.loop_rewrite import Place, clone_into
-from .softmax_weights import final_store
+from ...loop.fusion.placement import compute_at, final_store, places_at
 
 
 def compute_masks(nest: loop.NestOp, symbols: RangeEnv) -> bool:
@@ -24,13 +21,9 @@ def compute_masks(nest: loop.NestOp, symbols: RangeEnv) -> bool:
     store = final_store(nest.results[0]) if loads else None
     if store is None or store.parent is not nest.block:
         return False
-    at = list(enumerate(store.index_map.results))
-    given = {store.index_operands[e.index]: k for k, e in at if isinstance(e, Dim)}
-    rest = [e for _, e in at if not isinstance(e, Dim)]
-    if any(e is not ZERO for e in rest) or len(given) + len(rest) < len(at) or given.keys() != set(nest.indices):
-        return False
+    source = [op for op in nest.block.ops if op is not store and not isinstance(op, loop.YieldOp)]
     for load in loads:
-        _compute(load, nest, store, given, symbols)
+        compute_at(load, store.value, source, places_at(store, load), symbols)
     loop.drop_nest(nest)
     return True
 
@@ -54,17 +47,3 @@ def _in_product(op: Operation) -> bool:
     while parent is not None and not isinstance(parent, loop.NestOp):
         parent = parent.parent_op()
     return parent is not None and any(isinstance(one, loop.ReduceOp) for one in parent.block.ops)
-
-
-def _compute(load: loop.LoadOp, nest: loop.NestOp, store: loop.StoreOp, given: Mapping[SSAValue, int], symbols: RangeEnv) -> None:
-    """What a load reads, in front of it."""
-    assert load.parent is not None
-    operands = list(load.index_operands)
-    places: dict[SSAValue, Place] = {index: (load.index_map.results[k], operands) for index, k in given.items()}
-    values: dict[SSAValue, SSAValue] = {}
-    for op in nest.block.ops:
-        if op is not store and not isinstance(op, loop.YieldOp):
-            load.parent.insert_op_before(clone_into(op, values, places, symbols), load)
-    load.result.replace_all_uses_with(values[store.value])
-    load.detach()
-    load.erase()

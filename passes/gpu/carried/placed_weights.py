@@ -19,8 +19,8 @@ from xdsl.ir import Operation, SSAValue
 from ....dialects import loop
 from ....dialects.expr import Dim, Expr, dim
 from ....dialects.expr.ranges import RangeEnv
+from ...loop.fusion.placement import final_store
 from ...loop.transform.nest_transform import Refused
-from .softmax_weights import final_store
 from .term_writer import TermWriter
 
 NO_PLACES = "the weights are added up at several places at once"

@@ -20,13 +20,13 @@ from ....dialects.expr import Dim, free_dims
 from ....dialects.expr.ranges import RangeEnv
 from ...analysis.reduction_kinds import Cursor
 from ...cost.contraction_price import MAX_JOINED_COLUMNS, MAX_WEIGHED_ELEMENTS
+from ...loop.fusion.placement import final_store, needed
 from ...loop.transform.nest_transform import Refused
 from ..tiles.summed_products import summed_product
 from ..tiles.weighed_products import as_weighed
 from .placed_weights import Placing, is_placing, place_weights, placing
 from .separate_sums import separable_sums, separate_sums
-from .softmax_weights import final_store
-from .term_writer import TermWriter, needed, product_of
+from .term_writer import TermWriter, product_of
 
 
 def stored_weights(nest: loop.NestOp) -> list[loop.NestOp]:

@@ -13,8 +13,7 @@ from xdsl.dialects import arith
 from xdsl.ir import Operation, SSAValue
 
 from ....dialects import loop
-from .softmax_weights import final_store
-from .term_writer import needed
+from ...loop.fusion.placement import final_store, needed
 
 COMPUTED = (arith.CmpfOp, arith.ConstantOp, arith.MulfOp, arith.DivfOp, arith.AddfOp, arith.SubfOp)
 

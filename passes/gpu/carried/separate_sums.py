@@ -15,7 +15,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from ....dialects import loop
 from ....dialects.expr import IndexMap
 from ....dialects.nd.types import LOW_PRECISION, TensorType, tensor_type
-from .term_writer import needed
+from ...loop.fusion.placement import needed
 
 
 def separable_sums(nest: loop.NestOp) -> list[loop.ReduceOp]:

@@ -15,8 +15,9 @@ from xdsl.dialects.builtin import FloatAttr
 from xdsl.ir import Block, Operation, SSAValue
 
 from ....dialects import loop
-from ....dialects.expr import ONE, Dim, free_dims
+from ....dialects.expr import Dim, free_dims
 from ....dialects.nd.types import LOW_PRECISION
+from ...loop.fusion.placement import final_store
 from ..gpu_online_softmax import computed_alike
 
 CASTS = (arith.ExtFOp, arith.TruncFOp)
@@ -180,38 +181,6 @@ def yielded(reduce: loop.ReduceOp) -> SSAValue:
 
 def same_row(a: loop.LoopLike, b: loop.LoopLike) -> bool:
     return list(a.loop_sizes) == list(b.loop_sizes)
-
-
-def final_store(tensor: SSAValue) -> loop.StoreOp | None:
-    """The store that leaves in a tensor what a nest makes of it: the last one, if each store is to the element at the indices of the loops
-    around it, of all of the tensor. Dimensions of size 1 have no loop."""
-    nest = tensor.owner
-    if not isinstance(nest, loop.NestOp):
-        return None
-    argument = nest.out_args[list(nest.results).index(tensor)]  # pyright: ignore[reportArgumentType]
-    stores = [op for use in argument.uses if not isinstance(op := use.operation, loop.LoadOp)]
-    if not stores or not all(isinstance(op, loop.StoreOp) and _covers(op, nest) for op in stores):
-        return None
-    parents = [op.parent for op in stores]
-    if len(stores) > 1 and (nest.block in parents or len(set(parents)) < len(parents)):
-        return None
-    order = [op.parent_op() for op in stores]
-    last = stores[0] if len(stores) == 1 else stores[order.index([op for op in nest.block.ops if op in order][-1])]
-    assert isinstance(last, loop.StoreOp)
-    return last
-
-
-def _covers(store: loop.StoreOp, nest: loop.NestOp) -> bool:
-    row = None if store.parent is None else store.parent.parent_op()
-    around = [nest] if row is nest else [nest, row] if isinstance(row, loop.LoopLike) and row.parent is nest.block else []
-    sizes = {index: size for op in around for index, size in zip(op.indices, op.loop_sizes, strict=True)}
-    own: list[SSAValue] = []
-    for e, size in zip(store.index_map.results, loop.shaped_dims(store.target.type), strict=True):
-        if isinstance(e, Dim) and sizes.get(index := store.index_operands[e.index]) is size:
-            own.append(index)
-        elif size is not ONE:
-            return False
-    return len(own) == len(sizes) and set(own) == set(sizes) and store.mask is None and store.store_mode == "set"
 
 
 def _is_kept(exponent: SSAValue, top: loop.ReduceOp, row: loop.LoopLike) -> bool:

@@ -11,21 +11,8 @@ from ....dialects.expr import Dim, free_dims
 from ....dialects.expr.ranges import RangeEnv
 from ....dialects.nd.types import LOW_PRECISION
 from ...analysis.reduction_kinds import Cursor
+from ...loop.fusion.placement import final_store, needed, places_at
 from ...loop.transform.loop_rewrite import Place, clone_into, drop_index, index_op
-from .softmax_weights import final_store
-
-
-def needed(value: SSAValue, blocks: tuple[Block, ...]) -> list[Operation]:
-    """The ops of these blocks that a value is computed by, in their order."""
-    found: set[Operation] = set()
-    worklist = [value]
-    while worklist:
-        op = worklist.pop().owner
-        if not isinstance(op, Operation) or op.parent not in blocks or op in found:
-            continue
-        found.add(op)
-        worklist += [*op.operands, *(v for inner in loop.walk_bodies(op) for v in inner.operands)]
-    return [op for block in blocks for op in block.ops if op in found]
 
 
 def product_of(op: loop.LoadOp) -> loop.NestOp | None:
@@ -65,10 +52,7 @@ class TermWriter:
         store = final_store(load.source)
         assert store is not None
         operands = [self.values.get(v, v) for v in load.index_operands]
-        for e, at in zip(store.index_map.results, load.index_map.results, strict=True):
-            if not isinstance(e, Dim):
-                continue  # the only index there is
-            index = store.index_operands[e.index]
+        for index, (at, _) in places_at(store, load).items():
             if isinstance(at, Dim):
                 self.values[index] = operands[at.index]
                 continue

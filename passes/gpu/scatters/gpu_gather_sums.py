@@ -35,9 +35,9 @@ from ...analysis.reduction_kinds import Cursor
 from ...analysis.symbols import symbol_facts
 from ...cost.library_cost import size
 from ...cost.machine import Gpu, machine_of
+from ...loop.fusion.placement import final_store
 from ...loop.transform.loop_rewrite import Place, clone_into
 from ...manager.pass_manager import Pass
-from ..carried.softmax_weights import final_store
 
 COMPARED = (arith.CmpiOp, arith.SelectOp, arith.AddfOp)
 """What a term of a sum takes where its place is compared."""

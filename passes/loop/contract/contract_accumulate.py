@@ -100,8 +100,7 @@ def _adds(op: Operation, t: object) -> bool:
     assert isinstance(store, loop.StoreOp)
     if any(e.has_div for m in (op.lhs_map, op.rhs_map) for e in m.data.results):
         return False  # windows and panels: their products store into memory of their own
-    in_order = store.map.data.is_identity and tuple(store.index_operands) == tuple(op.indices)
-    return in_order and op.accumulator.type == getattr(t, "element_type", None) and tensor_type(op.results[0]) == t
+    return is_in_place(op, store) and op.accumulator.type == getattr(t, "element_type", None) and tensor_type(op.results[0]) == t
 
 
 def _is_fresh(op: loop.ContractOp) -> bool:

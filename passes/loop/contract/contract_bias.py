@@ -26,6 +26,7 @@ from ....dialects.expr import ONE, ZERO, Expr, IndexMap, dim
 from ....dialects.expr import product as expr_product
 from ....dialects.expr.syntax import IndexMapAttr
 from ....dialects.nd.types import TensorType
+from ...analysis.nest_info import is_in_place
 from ...manager.pass_manager import Pass
 from .contract_expand import is_plain
 
@@ -65,8 +66,10 @@ def _bias_of(nest: loop.NestOp) -> tuple[loop.ContractOp, loop.LoadOp, Operation
     *rows, columns = nest.loop_sizes
     for load, bias in ((first, second), (second, first)):
         product = load.source.owner
+        final = product.block.first_op if isinstance(product, loop.ContractOp) else None
         if (
             isinstance(product, loop.ContractOp)
+            and isinstance(final, loop.StoreOp)
             and "no_fuse" not in product.attributes
             and is_plain(product)
             and tuple(product.loop_sizes) == (expr_product(rows), columns)
@@ -75,7 +78,7 @@ def _bias_of(nest: loop.NestOp) -> tuple[loop.ContractOp, loop.LoadOp, Operation
             and _at(nest, load, (_row(rows, place), place[-1]))
             and _at(nest, bias, place[-1:])
             and all(use.operation is load for use in load.source.uses)
-            and _stores_in_order(product)
+            and is_in_place(product, final)
             and product.accumulator.type == add.result.type
             and _same_dtype(product, nest, bias)
         ):
@@ -104,13 +107,6 @@ def _at(nest: loop.NestOp, access: loop.AccessOp, index: tuple[Expr, ...]) -> bo
     loops = _place(nest)
     place = [loops[numbers[value]] for value in access.index_operands]
     return tuple(access.index_map.apply(place)) == index
-
-
-def _stores_in_order(product: loop.ContractOp) -> bool:
-    store = product.block.first_op
-    assert isinstance(store, loop.StoreOp)
-    place = [dim(list(product.indices).index(v)) for v in store.index_operands]
-    return list(store.index_map.apply(place)) == [dim(k) for k in range(len(product.loop_sizes))]
 
 
 def _same_dtype(product: loop.ContractOp, nest: loop.NestOp, bias: loop.LoadOp) -> bool:

@@ -26,6 +26,7 @@ from ....dialects.expr.ranges import Range, RangeEnv, simplify
 from ....dialects.expr.syntax import IndexMapAttr
 from ....dialects.nd import symbol_ranges
 from ....dialects.nd.types import TensorType, tensor_type
+from ...analysis.nest_info import is_in_place
 from ...analysis.origins import is_named, operator_of
 from ...manager.locations import joined
 from ...manager.pass_manager import Pass
@@ -66,9 +67,8 @@ def _takes_epilogue(op: loop.ContractOp) -> bool:
         return False
     store = op.block.first_op
     assert isinstance(store, loop.StoreOp)
-    in_order = store.map.data.is_identity and tuple(store.index_operands) == tuple(op.indices)
     kind = tensor_type(op.results[0]).element_type
-    return in_order and kind == op.accumulator.type and kind in (f32, f64)
+    return is_in_place(op, store) and kind == op.accumulator.type and kind in (f32, f64)
 
 
 @dataclass

@@ -20,12 +20,12 @@ from xdsl.dialects.builtin import ModuleOp, f32
 from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
 
 from ....dialects import loop
-from ....dialects.expr import Dim, IndexMap
+from ....dialects.expr import Expr, IndexMap
 from ....dialects.expr.ranges import RangeEnv
-from ....dialects.nd.types import TensorType, element_bytes, is_float
+from ....dialects.nd.types import TensorType, element_bytes
 from ...analysis.symbols import symbol_facts
 from ...manager.pass_manager import Pass
-from ..transform.loop_rewrite import Place, clone_into
+from .placement import compute_at, covers, places_at, survives
 
 CHEAP = (arith.AddfOp, arith.SubfOp, arith.MulfOp, arith.NegfOp, arith.ExtFOp, arith.TruncFOp, arith.ConstantOp)
 """Operations that cost less than the memory traffic that they save, whoever repeats them."""
@@ -86,9 +86,9 @@ def _plan(nest: loop.NestOp, number: int) -> _Plan | None:
         return None
     around = block.parent_op()
     row = around if isinstance(around, (loop.ForOp, loop.ReduceOp)) and around.parent is nest.block else None
-    if (row is None and around is not nest) or not _survives(store):
+    if (row is None and around is not nest) or not survives(store):
         return None
-    if not _covers(store, [nest] if row is None else [nest, row]) or (row is not None and not _is_long(row)):
+    if not covers(store, nest) or (row is not None and not _is_long(row)):
         return None
     plan = _Plan(store, store.value, [], [], loads)
     return plan if _collect(plan, nest, result.type) else None
@@ -97,22 +97,6 @@ def _plan(nest: loop.NestOp, number: int) -> _Plan | None:
 def _is_long(row: loop.LoopLike) -> bool:
     sizes = [e.value for e in row.loop_sizes]
     return None in sizes or prod(s for s in sizes if s is not None) >= MIN_ROW_ELEMENTS
-
-
-def _covers(store: loop.StoreOp, around: Sequence[loop.NestOp | loop.LoopLike]) -> bool:
-    """Whether the element that is stored has the indices of all loops around as its own, each once, and they go over the whole tensor:
-    of another element a reader would compute what the nest never stored."""
-    sizes = {index: size for op in around for index, size in zip(op.indices, op.loop_sizes, strict=True)}
-    places = store.index_map.results
-    own = [store.index_operands[e.index] for e in places if isinstance(e, Dim)]
-    if len(own) != len(places) or len(own) != len(sizes) or set(own) != set(sizes):
-        return False
-    return all(sizes[index] is size for index, size in zip(own, loop.shaped_dims(store.target.type), strict=True))
-
-
-def _survives(store: loop.StoreOp) -> bool:
-    dtype = loop.element_type(store.target.type)
-    return is_float(dtype) and dtype == store.value.type
 
 
 def _collect(plan: _Plan, nest: loop.NestOp, stored: Attribute) -> bool:
@@ -173,8 +157,7 @@ def _rewrite(nest: loop.NestOp, number: int, plan: _Plan, symbols: RangeEnv) -> 
     """Take result `number` off a nest, give it one for each number of a row, and compute the value at its readers; the new nest, None
     where nothing is left."""
     block = nest.block
-    place = {e.index: d for d, e in enumerate(plan.store.index_map.results) if isinstance(e, Dim)}
-    dims = {plan.store.index_operands[k]: d for k, d in place.items()}
+    readers = [(load, places_at(plan.store, load)) for load in plan.readers]
     argument = nest.out_args[number]
     plan.store.detach()
     plan.store.erase()
@@ -192,10 +175,9 @@ def _rewrite(nest: loop.NestOp, number: int, plan: _Plan, symbols: RangeEnv) -> 
         identity = IndexMap.identity(len(nest.indices))
         block.add_op(loop.StoreOp.new(value, inner, identity, list(nest.indices)))
     block.erase_arg(argument)
-    row_results: dict[SSAValue, SSAValue] = {}
     if not outs:
-        for load in plan.readers:
-            _compute(load, plan, dims, list(nest.indices), row_results, symbols)
+        for load, places in readers:
+            compute_at(load, plan.value, plan.source, places, symbols)
         _discard(nest, number)
         return None
     made = loop.NestOp.create(
@@ -210,9 +192,10 @@ def _rewrite(nest: loop.NestOp, number: int, plan: _Plan, symbols: RangeEnv) -> 
     nest.parent.insert_op_before(made, nest)
     for old, new in zip(kept, made.results, strict=False):
         old.replace_all_uses_with(new)
-    row_results.update(zip(plan.row_values, made.results[len(kept) :], strict=True))
-    for load in plan.readers:
-        _compute(load, plan, dims, list(made.indices), row_results, symbols)
+    row_results: dict[SSAValue, SSAValue] = dict(zip(plan.row_values, made.results[len(kept) :], strict=True))
+    for load, places in readers:
+        known = _row_values(load, [places[index][0] for index in made.indices] if row_results else [], row_results)
+        compute_at(load, plan.value, plan.source, places, symbols, known)
     _discard(nest, number)
     return made
 
@@ -229,28 +212,11 @@ def _row_type(nest: loop.NestOp, stored: TensorType) -> TensorType:
     return TensorType.get(list(nest.loop_sizes), f32, stored.device.data)
 
 
-def _compute(
-    load: loop.LoadOp,
-    plan: _Plan,
-    dims: dict[SSAValue, int],
-    rows: Sequence[SSAValue],
-    row_results: Mapping[SSAValue, SSAValue],
-    symbols: RangeEnv,
-) -> None:
-    """Put the computation of the element that is loaded in the place of the load. `dims`: the dimension that an index of the nest
-    is, `rows` the indices that are those of a row."""
-    operands, results = list(load.index_operands), load.index_map.results
-    places: dict[SSAValue, Place] = {index: (results[d], operands) for index, d in dims.items()}
-    block = load.parent
-    assert block is not None
-    at_row = IndexMap(len(operands), tuple(results[dims[index]] for index in rows))
-    values: dict[SSAValue, SSAValue] = {}
-    for value, stored in row_results.items():
-        made = loop.LoadOp.new(stored, at_row, operands)
-        block.insert_op_before(made, load)
-        values[value] = made.result
-    for op in plan.source:
-        block.insert_op_before(clone_into(op, values, places, symbols), load)
-    load.result.replace_all_uses_with(values[plan.value])
-    load.detach()
-    load.erase()
+def _row_values(load: loop.LoadOp, row: Sequence[Expr], stored: Mapping[SSAValue, SSAValue]) -> dict[SSAValue, SSAValue]:
+    """Loads of the numbers of a row, in front of what is loaded of it; `stored`: number -> tensor of them."""
+    assert load.parent is not None
+    operands = list(load.index_operands)
+    made = {value: loop.LoadOp.new(tensor, IndexMap(len(operands), tuple(row)), operands) for value, tensor in stored.items()}
+    for op in made.values():
+        load.parent.insert_op_before(op, load)
+    return {value: op.result for value, op in made.items()}
