@@ -6,6 +6,8 @@ The loss of a vocabulary is such: logits have as many columns as there are words
 Its gradients are, too: that of the rows is put together from those of the blocks, those of weight and bias are sums over blocks. Whatever
 lies between goes along: bias, scale, softcap, class weights, smoothing, ignored targets.
 
+Under a bound on memory (`bytes`) the same is done for other values: rows that are normalised for a product, the hidden layer of a network.
+
 What blocks cost is that each reads the weight again, and adds to its gradient. So a block has at least as many rows as keep that to a
 part of the time of its products. The counterparts elsewhere are losses written by hand (Liger's; Wijmans and others, "Cut your losses").
 """
@@ -19,7 +21,7 @@ from math import ceil
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, f32
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from ....dialects import nd
 from ....dialects.expr import Expr, as_expr, floordiv
@@ -47,7 +49,7 @@ class NdRowBlocks(Pass):
     """Rows of a block, whatever that costs. 0: by price."""
 
     bytes: int = 0
-    """Bytes of the product that are in memory at once, at most, whatever that costs. 0: by price."""
+    """Bytes of a product, or of what is computed by elements, that are in memory at once, whatever that costs. 0: products by price."""
 
     blocks: int = 16
     """Blocks at most: each is code of its own in the program of a graph."""
@@ -66,24 +68,31 @@ class NdRowBlocks(Pass):
             return
         hints, machine = symbol_hints(op), machine_of(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp) and f.sym_visibility is None]:
-            for product in [o for o in func.body.block.ops if isinstance(o, nd.MatmulOp)]:
-                if product.parent is not None and self._is_wanted(product, hints, machine):
-                    self._product(op, func, product, hints, machine)
+            for seed in list(func.body.block.ops):
+                if seed.parent is not None and self._is_wanted(seed, hints, machine):
+                    self._seed(op, func, seed, hints, machine)
 
-    def _is_wanted(self, op: nd.MatmulOp, hints: Mapping[str, int], machine: Machine) -> bool:
-        """Whether blocks of a product are looked for."""
-        if self.bytes and tensor_type(op.result).rank == 2 and _bytes(op.result, hints) > self.bytes:
-            return True
-        return bool(self.rows) or _is_large(op, hints, machine)
+    def _is_wanted(self, op: Operation, hints: Mapping[str, int], machine: Machine) -> bool:
+        """Whether blocks of what an operation computes are looked for: of a large product; where only so much may be in memory, of any
+        value that has more and that is computed from none such."""
+        if isinstance(op, nd.MatmulOp):
+            return bool(self.rows) or self._has_more(op.result, hints) or _is_large(op, hints, machine)
+        if not isinstance(op, PointwiseOp) or not self._has_more(op.results[0], hints):
+            return False
+        return not any(isinstance(x.owner, PointwiseOp) and self._has_more(x, hints) for x in op.operands)
 
-    def _product(self, module: ModuleOp, func: FuncOp, op: nd.MatmulOp, hints: Mapping[str, int], machine: Machine) -> None:
+    def _has_more(self, x: SSAValue, hints: Mapping[str, int]) -> bool:
+        """Whether a value has more than the bytes that may be in memory at once."""
+        return bool(self.bytes) and tensor_type(x).rank > 1 and _bytes(x, hints) > self.bytes
+
+    def _seed(self, module: ModuleOp, func: FuncOp, op: Operation, hints: Mapping[str, int], machine: Machine) -> None:
         try:
             region = _region(func, op, hints)
             counts = self._counts(region, hints, machine)
         except NotByBlocks as why:
             self.remark(op, f"all rows at once: {why}", "missed")
             return
-        megabytes = _bytes(op.result, hints) / len(counts) / 1e6
+        megabytes = _bytes(region.wide, hints) / len(counts) / 1e6
         text = f"{len(counts)} blocks of {counts[0]} rows, {len(region.members)} operations: {megabytes:.3g} MB at once"
         self.remark(op, text, "applied")
         self.statistic("num-blocks", len(counts))
@@ -101,7 +110,7 @@ class NdRowBlocks(Pass):
         number = min(self.blocks, number)
         if number < 2:
             raise NotByBlocks(f"a block would have to have {least} of {rows} rows")
-        saved, added = _bytes(region.seed.result, hints) * (number - 1) // number, self._added(region, hints, machine)
+        saved, added = _bytes(region.wide, hints) * (number - 1) // number, self._added(region, hints, machine)
         if not given and saved <= added:
             raise NotByBlocks(f"blocks would save {saved / 1e6:.3g} MB, and sums over them take {added / 1e6:.3g}")
         if region.rows.value is None:
@@ -113,7 +122,7 @@ class NdRowBlocks(Pass):
 
     def _given(self, region: RowRegion, hints: Mapping[str, int]) -> int:
         """Rows of a block where `bytes` says how much of the product is in memory, and the product has more; else 0."""
-        rows, whole = size(region.rows, hints), _bytes(region.seed.result, hints)
+        rows, whole = size(region.rows, hints), _bytes(region.wide, hints)
         if not self.bytes or whole <= self.bytes:
             return 0
         return max(1, rows * self.bytes // whole, ceil(rows / self.blocks))
@@ -142,15 +151,15 @@ class NdRowBlocks(Pass):
                 again += 2 * _bytes(x, hints)
             else:
                 beside[x] = None
-        columns = size(tensor_type(region.seed.result).dims[1], hints)
+        columns = size(tensor_type(region.wide).dims[1], hints)
         others = sum(size(tensor_type(x).numel, hints) for x in beside) // rows
         if columns < self.wide * others:
             raise NotByBlocks(f"its rows have {columns} elements, what is read and given for each {others}")
         return ceil(self.part * machine.ridge(float("inf")) * again * rows / max(1, flops))
 
 
-def _region(func: FuncOp, op: nd.MatmulOp, hints: Mapping[str, int]) -> RowRegion:
-    """The region of a product, with lookups of its rows as early as they can be. Raises NotByBlocks."""
+def _region(func: FuncOp, op: Operation, hints: Mapping[str, int]) -> RowRegion:
+    """The region of a value, with lookups of its rows as early as they can be. Raises NotByBlocks."""
 
     def found() -> RowRegion:
         return region_of(op, {o: k for k, o in enumerate(func.body.block.ops)}, hints)

@@ -36,7 +36,7 @@ class RowRegion:
     `rows`: how many there are. `places`: for each value with rows, how many of its leading dimensions are rows; None where the last one
     of two is. `joined`: for the values that all rows give together, the kind of reduction. `outputs`: the values that others read."""
 
-    seed: nd.MatmulOp
+    seed: Operation
     rows: Expr
     members: list[Operation] = field(default_factory=list)
     places: dict[SSAValue, int | None] = field(default_factory=dict)
@@ -47,6 +47,11 @@ class RowRegion:
     behind: list[Operation] = field(default_factory=list)
     """Operations between the first and the last member that read an output."""
 
+    @property
+    def wide(self) -> SSAValue:
+        """What it grows from."""
+        return self.seed.results[0]
+
     def leading(self, t: TensorType) -> int | None:
         """How many leading dimensions of a type the rows are, if they are."""
         return next((k for k in range(1, t.rank + 1) if product(t.dims[:k]) is self.rows), None)
@@ -56,9 +61,10 @@ class RowRegion:
         return x not in self.places and x not in self.joined
 
 
-def region_of(seed: nd.MatmulOp, position: Mapping[Operation, int], hints: Mapping[str, int]) -> RowRegion:
-    """The region of a product of two matrices. `position`: the place of each operation of the function. Raises NotByBlocks."""
-    region = RowRegion(seed, tensor_type(seed.result).dims[0])
+def region_of(seed: Operation, position: Mapping[Operation, int], hints: Mapping[str, int]) -> RowRegion:
+    """The region of a product of two matrices, or of another value whose last dimension is the columns. `position`: the place of each
+    operation of the function. Raises NotByBlocks."""
+    region = RowRegion(seed, product(tensor_type(seed.results[0]).dims[:-1]))
     depends = region.after = _depending(seed, position)
     found = _closure(region, depends, hints)
     region.members = sorted(found, key=position.__getitem__)
@@ -90,7 +96,7 @@ def _depending(seed: Operation, position: Mapping[Operation, int]) -> set[Operat
 
 def _closure(region: RowRegion, depends: set[Operation], hints: Mapping[str, int]) -> set[Operation]:
     """The seed, what reads wide values, and what these operations need."""
-    half = size(tensor_type(region.seed.result).numel, hints) // 2
+    half = size(tensor_type(region.wide).numel, hints) // 2
 
     def is_wide(x: SSAValue) -> bool:
         return isinstance(x.type, TensorType) and size(x.type.numel, hints) > half
