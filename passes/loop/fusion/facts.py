@@ -4,6 +4,7 @@ whether a nest can and should be computed where it is read."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import i1
@@ -42,6 +43,16 @@ MAX_COPIED_OPS = 512
 interpolation, each of six taps, would be 216 loads in one body, which Triton compiles for a minute)."""
 
 
+@dataclass(frozen=True)
+class NestWork:
+    """What a nest takes, in units of op_costs.py, and how often its innermost loops run; of each tensor that it reads a number, the place
+    of the op that makes it (-1: none), the bytes that it reads and those that there are."""
+
+    units: float
+    trips: int
+    reads: list[tuple[int, int, int, int]]
+
+
 class NestFacts:
     """Facts about the nests of one function. `inlined` are the nests that are computed where they are read; whoever changes it calls
     `forget`."""
@@ -68,6 +79,9 @@ class NestFacts:
         self._read_bytes: dict[Operation, dict[SSAValue, int]] = {}
         self._units: dict[Operation, float] = {}
         self._bytes: dict[SSAValue, int] = {}
+        self._whole_users: dict[SSAValue, list[Operation]] = {}
+        self._work: dict[int, NestWork] = {}
+        self._users: dict[int, list[tuple[int, frozenset[int]]]] = {}
         self._counts: dict[tuple[Expr, ...], int] = {}
         self.products = ProductFacts(self)
 
@@ -160,6 +174,28 @@ class NestFacts:
             self._units[info.op] = found
         return found
 
+    def work_of(self, k: int) -> NestWork:
+        """What the nest at place `k` takes and reads."""
+        found = self._work.get(k)
+        if found is None:
+            info = self.infos[self.ops[k]]  # pyright: ignore[reportArgumentType]
+            reads = [
+                (id(t), self.position.get(t.owner, -1), size, self.bytes(t))  # pyright: ignore[reportArgumentType, reportCallIssue]
+                for t, size in self.read_bytes(info).items()
+            ]
+            found = self._work[k] = NestWork(self.units(info), self.iterations(info), reads)
+        return found
+
+    def users_of(self, k: int) -> list[tuple[int, frozenset[int]]]:
+        """For each result of the nest at place `k` its bytes, and the places of what uses it; -1 is in an op with a region."""
+        found = self._users.get(k)
+        if found is None:
+            found = self._users[k] = [
+                (self.bytes(t), frozenset(self.position.get(op, -1) for op in (*self.whole_users(t), *(i.op for i in self.readers(t)))))
+                for t in self.ops[k].results
+            ]
+        return found
+
     def computed_in(self, infos: Iterable[NestInfo]) -> list[Operation]:
         """Nests, the last one first, with those that are computed in them."""
         found: dict[Operation, None] = {}
@@ -187,6 +223,7 @@ class NestFacts:
 
     def forget(self, info: NestInfo) -> list[NestInfo]:
         """Drop what was derived from whether a nest's result is stored; returns the nests that this concerns."""
+        self._users.clear()  # of all that the nest reads, and what is computed in it
         worklist = list(self.consumers.get(info.op.results[0], ()))
         found: list[NestInfo] = []
         while worklist:
@@ -196,6 +233,7 @@ class NestFacts:
             self._read_bytes.pop(reader.op, None)
             self._weight.pop(reader.op, None)
             self._units.pop(reader.op, None)
+            self._work.pop(self.position[reader.op], None)
             if reader.op.results and reader.op.results[0] in self.inlined:
                 worklist += self.consumers.get(reader.op.results[0], ())
         return found
@@ -204,7 +242,11 @@ class NestFacts:
 
     def whole_users(self, tensor: SSAValue) -> list[Operation]:
         """Uses of a tensor other than loads in nests: they need it in memory."""
-        return [u.operation for u in tensor.uses if type(u.operation) is not loop.LoadOp or _is_in_epilogue(u.operation)]
+        found = self._whole_users.get(tensor)
+        if found is None:
+            users = [u.operation for u in tensor.uses]
+            found = self._whole_users[tensor] = [op for op in users if type(op) is not loop.LoadOp or _is_in_epilogue(op)]
+        return found
 
     def cannot_inline(self, info: NestInfo) -> str:
         """Why a nest cannot be computed where it is read; "" if it can."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation
 
 from .groups import MAX_GROUP_NESTS, MAX_PATH_UNITS, MAX_SIBLING_DISTANCE, PATH, Grouping
 from .price import GroupWork
@@ -54,27 +54,18 @@ class Search:
 
     def work(self, places: Sequence[int], group: Group | None = None) -> GroupWork:
         """What a nest of the ops at `places` would do."""
-        plan = self.plan
-        infos = [plan.infos[plan.ops[k]] for k in places]  # pyright: ignore[reportArgumentType]
-        made = {r for info in infos for r in info.op.results}
-        inside: set[Operation] = {info.op for info in infos}
-        read: dict[SSAValue, int] = {}
-        units, trips = 0.0, 0
-        for info in infos:
-            for tensor, size in plan.read_bytes(info).items():
-                read[tensor] = read.get(tensor, 0) + size
-            units += plan.units(info)
-            trips = max(trips, plan.iterations(info))
-        written = [t for t in made if self._leaves(t, inside)]
-        return GroupWork(
-            sum([min(size, plan.bytes(t)) for t, size in read.items() if t not in made]), sum(map(plan.bytes, written)), units, trips,
-            None if group is None else plan.count(group.outer),
-        )  # fmt: skip
-
-    def _leaves(self, tensor: SSAValue, inside: set[Operation]) -> bool:
-        """Whether a result is used outside of the nests that are together."""
-        plan = self.plan
-        return any(user not in inside for user in plan.whole_users(tensor)) or any(i.op not in inside for i in plan.readers(tensor))
+        plan, inside = self.plan, frozenset(places)
+        read: dict[int, int] = {}
+        units, trips, written = 0.0, 0, 0
+        for k in places:
+            one = plan.work_of(k)
+            for tensor, maker, size, whole in one.reads:
+                if maker not in inside:
+                    read[tensor] = min(read.get(tensor, 0) + size, whole)
+            units += one.units
+            trips = max(trips, one.trips)
+            written += sum([size for size, users in plan.users_of(k) if not users <= inside])
+        return GroupWork(sum(read.values()), written, units, trips, None if group is None else plan.count(group.outer))
 
     def cost(self, group: Group) -> float:
         """Nanoseconds of a group of the plan."""
