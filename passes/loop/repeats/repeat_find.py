@@ -127,7 +127,8 @@ class Steps:
         return []
 
     def _runs(self, low: int, high: int) -> list[tuple[int, int, int]]:
-        """(start, period, number of alike pairs a period apart) of the longest run for each period, those first that save most."""
+        """(start, period, number of alike pairs a period apart) of the longest run for each period, those first that save most. Of layers
+        too small for a function several are one."""
         kinds, last = self.kinds, {}
         distances: Counter[int] = Counter()
         for k in range(low, high):
@@ -136,8 +137,9 @@ class Steps:
                 distances[k - last[kind]] += 1
             last[kind] = k
         found: list[tuple[int, int, int]] = []
-        likely = [p for p, _ in distances.most_common() if p >= self.smallest]
-        for period in likely[:MAX_PERIODS]:
+        likely = [p for p, _ in distances.most_common() if p >= self.smallest][:MAX_PERIODS]
+        several = [-(-self.smallest // p) * p for p, _ in distances.most_common(MAX_PERIODS) if p < self.smallest]
+        for period in dict.fromkeys([*likely, *several]):
             best = length = at = 0
             for k in range(low, high - period):
                 length = length + 1 if kinds[k] == kinds[k + period] else 0
