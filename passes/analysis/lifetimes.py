@@ -20,6 +20,10 @@ from ...dialects.expr.syntax import ExprAttr
 from ...dialects.nd.base import prop
 
 
+Touched = dict[Operation, set[SSAValue]]
+"""The buffers that ops touch, for who asks several times about a function whose nests do not change."""
+
+
 @dataclass(eq=False)
 class Lifetime:
     """A piece of memory: the buffer that it begins as, its size in bytes, the first and the last op that touch it.
@@ -41,8 +45,9 @@ class Lifetime:
         return self.first <= other.last and other.first <= self.last
 
 
-def lifetimes(func: FuncOp) -> list[Lifetime]:
+def lifetimes(func: FuncOp, touched: Touched | None = None) -> list[Lifetime]:
     """One for each allocation and each result of a library call, in the order in which they are made."""
+    touched = {} if touched is None else touched
     found: list[Lifetime] = []
     root: dict[SSAValue, Lifetime] = {}
     ops = list(func.body.block.ops)
@@ -55,7 +60,7 @@ def lifetimes(func: FuncOp) -> list[Lifetime]:
             root[op.result] = made = Lifetime(op.result, kind, mem.buffer_bytes(t), len(ops), -1, bound=bound)
             found.append(made)
             continue
-        for value in buffers_used(op):
+        for value in buffers_used(op, touched):
             owner = root.get(value)
             if owner is not None:
                 owner.first = min(owner.first, position)
@@ -85,9 +90,11 @@ def _extern_results(op: mem.ExternOp, position: int, root: dict[SSAValue, Lifeti
         yield made
 
 
-def buffers_used(op: Operation) -> set[SSAValue]:
-    """Buffers from outside that `op` and the ops in it touch."""
-    found = {v for v in op.operands if isinstance(v.type, mem.BufferType)}
+def buffers_used(op: Operation, touched: Touched) -> set[SSAValue]:
+    """Buffers from outside that `op` and the ops in it touch; what is known of that is in `touched`."""
+    if op in touched:
+        return touched[op]
+    found = touched[op] = {v for v in op.operands if isinstance(v.type, mem.BufferType)}
     for region in op.regions:
         for block in region.blocks:
             _used_inside(block, found)

@@ -28,7 +28,7 @@ from ....dialects.expr.syntax import ExprAttr
 from ....dialects.nd import symbol_ranges
 from ....dialects.nd.types import RangeAttr
 from ...analysis.levels import refuse_tensors
-from ...analysis.lifetimes import Lifetime, entry_symbols, lifetimes
+from ...analysis.lifetimes import Lifetime, Touched, entry_symbols, lifetimes
 from ...manager.pass_manager import Pass
 from .output_reuse import leave_arena
 from .peak import highest_sum
@@ -54,11 +54,12 @@ class MemPlan(Pass):
         refuse_tensors(self, op)
         sizes = Sizes(symbol_ranges(op), symbol_hints(op))
         for func in [f for f in op.ops if isinstance(f, FuncOp) and not f.is_declaration]:
+            touched: Touched = {}
             if self.use_outputs or self.use_pool:
-                reused, pooled = leave_arena(func, sizes, self.use_outputs, self.use_pool)
+                reused, pooled = leave_arena(func, sizes, self.use_outputs, self.use_pool, touched)
                 self.statistic("num-in-outputs", reused)
                 self.statistic("num-pooled", pooled)
-            plan = plan_function(func, sizes)
+            plan = plan_function(func, sizes, touched)
             if plan is None:
                 continue
             for one, at in plan.places.items():
@@ -87,10 +88,10 @@ def symbol_hints(module: ModuleOp) -> dict[str, int]:
     return {name: value.bounds[2] for name, value in table.data.items() if isinstance(value, RangeAttr)}
 
 
-def plan_function(func: FuncOp, sizes: Sizes) -> ArenaPlan | None:
+def plan_function(func: FuncOp, sizes: Sizes, touched: Touched | None = None) -> ArenaPlan | None:
     """The plan for the arena buffers of `func`; None when it has none."""
     known = entry_symbols(func)
-    found = [one for one in lifetimes(func) if one.kind == "arena" and free_syms(one.bytes) <= known]
+    found = [one for one in lifetimes(func, touched) if one.kind == "arena" and free_syms(one.bytes) <= known]
     if not found:
         return None
     fixed, symbolic = [], []

@@ -19,7 +19,7 @@ from xdsl.ir import Operation
 from ....dialects import mem
 from ....dialects.expr import Sym, as_expr, free_syms
 from ....dialects.expr.syntax import ExprAttr
-from ...analysis.lifetimes import Lifetime, entry_symbols, lifetimes
+from ...analysis.lifetimes import Lifetime, Touched, entry_symbols, lifetimes
 from ...manager.instrumentation import remark
 from .peak import argument_spans, highest_sum
 from .pooled import choose_pooled, take_from_pool
@@ -30,10 +30,10 @@ MAX_BUFFERS, MAX_OUTPUTS, MIN_OUTPUT_BYTES = 1000, 12, 4096
 """Limits on the time that the search takes, and the bytes of an output for which it is worth it."""
 
 
-def leave_arena(func: FuncOp, sizes: Sizes, use_outputs: bool, use_pool: bool) -> tuple[int, int]:
+def leave_arena(func: FuncOp, sizes: Sizes, use_outputs: bool, use_pool: bool, touched: Touched) -> tuple[int, int]:
     """Move buffers of `func` into outputs (those of constant size) and into the pool; how many of each. Sizes that are symbols count
     for what is typical."""
-    real = [one for one in lifetimes(func) if one.last >= one.first]
+    real = [one for one in lifetimes(func, touched) if one.last >= one.first]
     if len(real) > MAX_BUFFERS:
         return 0, 0
     found = [one if one.bytes.is_const else replace(one, bytes=as_expr(sizes.typical(one.bytes))) for one in real]
@@ -49,7 +49,7 @@ def leave_arena(func: FuncOp, sizes: Sizes, use_outputs: bool, use_pool: bool) -
     inside = set(arena)
     others = [one for one in found if one not in inside and one.kind in ("output", "extern", "arena")]
     scratch = {k: scratch_bytes(op, sizes.hints) for k, op in enumerate(ops) if isinstance(op, mem.ExternOp)}
-    search = _Search(len(ops), arena, others, argument_spans(func, sizes.hints), scratch, symbolic, sizes)
+    search = _Search(len(ops), arena, others, argument_spans(func, sizes.hints, touched), scratch, symbolic, sizes)
     alone = search.pooled() if use_pool else ([], search.best[0])
     if use_outputs:
         for output in outputs[:MAX_OUTPUTS]:

@@ -19,7 +19,7 @@ from xdsl.ir import SSAValue
 from ....dialects import mem
 from ....dialects.expr import Expr, Sym, as_expr, evaluate, free_syms, maximum
 from ....dialects.expr.syntax import ExprAttr
-from ...analysis.lifetimes import Lifetime, buffers_used, lifetimes
+from ...analysis.lifetimes import Lifetime, Touched, buffers_used, lifetimes
 from ...analysis.symbols import DEFAULT_SIZE
 from .scratch import scratch_bytes
 
@@ -110,20 +110,21 @@ def _alive(func: FuncOp, size: Callable[[Expr], T], values: Mapping[str, int] | 
         yield dict(now)
 
 
-def argument_spans(func: FuncOp, values: Mapping[str, int] | None = None) -> list[tuple[int, int]]:
+def argument_spans(func: FuncOp, values: Mapping[str, int] | None = None, touched: Touched | None = None) -> list[tuple[int, int]]:
     """For each tensor argument (those that share memory count once) its bytes and the last position at which it is alive."""
-    return [(value_of(size, values), last) for size, last, _ in _argument_lives(func)]
+    return [(value_of(size, values), last) for size, last, _ in _argument_lives(func, touched)]
 
 
-def _argument_lives(func: FuncOp) -> list[tuple[Expr, int, bool]]:
+def _argument_lives(func: FuncOp, touched: Touched | None = None) -> list[tuple[Expr, int, bool]]:
     """For each tensor argument (those that share memory are one) its bytes, the last position at which it is alive, and whether the caller
     does not hold it."""
+    touched = {} if touched is None else touched
     arguments: set[SSAValue] = {a for a in func.body.block.args if isinstance(a.type, mem.BufferType)}
     root: dict[SSAValue, SSAValue] = {a: a for a in arguments}
     last = dict.fromkeys(arguments, 0)
     count = 0
     for count, op in enumerate(func.body.block.ops):
-        for value in buffers_used(op):
+        for value in buffers_used(op, touched):
             if value in root:
                 last[root[value]] = count
         if isinstance(op, mem.ViewOp) and op.input in root:
