@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import StringAttr, UnitAttr, bf16, f16, f32, f64, i8, i32, i64
@@ -100,16 +101,22 @@ def strides_of(buffer: SSAValue, m: IndexMap, rank: int) -> list[Expr] | None:
     """The stride of every dimension of a linear access to a buffer, then where it starts; None when it is not linear."""
     t = buffer.type
     assert isinstance(t, mem.BufferType)
-    address = sum((e * s for e, s in zip(m.results, t.stride_exprs, strict=True)), ZERO)
+    found = _strides(m.results, tuple(t.stride_exprs), rank)
+    return None if found is None else [*found]
+
+
+@lru_cache(maxsize=1024)
+def _strides(index: tuple[Expr, ...], steps: tuple[Expr, ...], rank: int) -> tuple[Expr, ...] | None:
+    """See strides_of, for an index into a buffer of these strides. Products are asked several times, and those of layers are alike."""
+    rest = address = sum((e * s for e, s in zip(index, steps, strict=True)), ZERO)
     found: list[Expr] = []
-    rest = address
     for k in range(rank):
         c = linear_coeff(address, dim(k))
         if c is None:
             return None
         found.append(c)
         rest = rest - c * dim(k)
-    return None if free_dims(rest) else [*found, rest]
+    return None if free_dims(rest) else (*found, rest)
 
 
 def recognise(op: loop.ContractOp) -> Product | None:

@@ -30,6 +30,8 @@ def panel_columns(m: IndexMap, columns: Expr, depth: Expr, left: Attribute, t: T
     if width * element_bytes(left) % PANEL_BYTES:
         return 0
     n, k = dim(1), dim(2)
+    if columns is not ONE and n not in free_dims(m.results[-1]):
+        return 0
     ranges = RangeEnv({n: Range.of_size(columns), k: Range.of_size(depth)})
     place = sum((e * step for e, step in zip(m.results, strides, strict=True)), ZERO)
     if free_dims(place) - {n, k} or simplify(m.results[-1] - n % width, ranges) is not ZERO:
