@@ -19,7 +19,6 @@ from ...dialects.expr import Expr, Sym, free_syms
 from ...dialects.expr.syntax import ExprAttr
 from ...dialects.nd.base import prop
 
-
 Touched = dict[Operation, set[SSAValue]]
 """The buffers that ops touch, for who asks several times about a function whose nests do not change."""
 
