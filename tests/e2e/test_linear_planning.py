@@ -7,14 +7,13 @@ from collections import Counter
 
 import pytest
 import torch
+from support import import_function
 from xdsl.dialects.builtin import ModuleOp
 
 from stepwell.passes.manager.instrumentation import Instrumentation
 from stepwell.passes.manager.pass_manager import ModulePass, run
 from stepwell.passes.manager.pipelines import default_pipeline
 from stepwell.tools.backend.compile_graph import context
-
-from ..support import import_function
 
 MAX_GROWTH = 2.3
 """Calls for a graph of two lengths by those for one. Before the twice in each pass there is what no length changes."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import import_function
 from torch import nn
 from xdsl.context import Context
 from xdsl.dialects.func import CallOp
@@ -133,3 +134,17 @@ def test_a_directive_for_one_layer_is_granted():
 def test_explain_tells_of_every_layer():
     text = stepwell.explain(Stack(4).eval(), torch.randn(2, 7, 16)).full()
     assert all(name in text for name in ("gelu", "gelu_1", "gelu_2", "gelu_3"))
+
+
+def test_several_layers_are_one_part_where_one_is_too_small_for_a_function():
+    def step(x, w):
+        for _ in range(20):
+            x = torch.tanh((x - x.mean(1, keepdim=True)) @ w) @ w
+        return x
+
+    x, w = torch.randn(8, 8), torch.randn(8, 8)
+    module = import_function(step, x, w).module
+    run(parse_pipeline("builtin.module(nd-canonicalize,loop-outline)"), module, CTX)
+    module.verify()
+    assert sum(isinstance(op, CallOp) for op in module.walk()) >= 4
+    torch.testing.assert_close(run_nd(module, [x, w])[0], step(x, w))
