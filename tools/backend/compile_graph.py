@@ -31,6 +31,7 @@ from ...targets.host.description import ProgramDescription
 from ...targets.target import Measure, library_operators, target_of
 from ..compiled.compiled import CompiledGraph, Runner, rare_garbage_collection
 from ..compiled.counters import count, count_phase, phase, recorded
+from ..compiled.frames import with_room
 from ..compiled.traffic import count_traffic
 from ..debug.folder import DebugFolder, readable
 from ..debug.graph_reports import report
@@ -92,6 +93,7 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], options: Optio
     return lower_graph(gm, example_inputs, options, **given).runner()
 
 
+@with_room
 def lower_graph(
     gm: GraphModule,
     example_inputs: Sequence[Any],

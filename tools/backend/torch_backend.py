@@ -19,6 +19,7 @@ from ..cache.aot_cache import find_record
 from ..cache.graph_cache import find_slot, graph_path
 from ..compiled.compiled import CompiledGraph, Runner, is_empty, passthrough, rare_garbage_collection
 from ..compiled.counters import count, phase
+from ..compiled.frames import with_room
 from ..compiled.plain_call import is_plain, plain_call
 from ..debug.compile_log import changed, compilation, compile_lock, log, next_number
 from ..debug.trace import trace
@@ -48,6 +49,7 @@ def stepwell(
     return compile_with(GraphCompilers(make_options(mode, options)), gm, example_inputs)
 
 
+@with_room
 def compile_with(compilers: GraphCompilers, gm: torch.nn.Module, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """Compile Dynamo's graph by `compilers`, which AOTAutograd calls for its parts."""
     if not compilers.recovery.active:
