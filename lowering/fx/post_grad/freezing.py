@@ -112,8 +112,7 @@ class _Folder:
         if not weighty and _bytes(node.meta.get("val")) > MAX_GROWN_BYTES:
             return False
         limit = MAX_GROWTH_FACTOR * sum(_bytes(self.values[n]) for n in node.all_input_nodes)
-        grown = 0 if _widens_bytes(node) else MAX_GROWN_BYTES
-        if weighty and _bytes(node.meta.get("val")) > max(limit, grown):
+        if weighty and _bytes(node.meta.get("val")) > max(limit, _grows_to(node)):
             return False
         args, kwargs = pytree.tree_map(lambda a: self.values[a] if isinstance(a, Node) else a, (node.args, node.kwargs))
         value = node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
@@ -216,12 +215,14 @@ def _pure(node: Node) -> bool:
     return bool(leaves) and all(isinstance(v, torch.Tensor) and _static(v) for v in leaves)
 
 
-def _widens_bytes(node: Node) -> bool:
-    """Whether a node makes wider numbers of a matrix of bytes: products read the bytes. Depthwise windows are no matrix."""
+def _grows_to(node: Node) -> int:
+    """The bytes of a result that may be larger than what it is made of by any factor. Products read a matrix of bytes as it is, and sums of
+    depthwise windows, which have one column, are of floats."""
     values = [n.meta.get("val") for n in node.all_input_nodes]
-    return any(
-        isinstance(v, torch.Tensor) and v.dtype in (torch.int8, torch.uint8) and v.dim() >= 2 and v.shape[1] > 1 for v in values
-    )
+    matrices = [v for v in values if isinstance(v, torch.Tensor) and v.dtype in (torch.int8, torch.uint8) and v.dim() >= 2]
+    if not matrices:
+        return MAX_GROWN_BYTES
+    return 0 if any(v.shape[1] > 1 for v in matrices) else _bytes(node.meta.get("val"))
 
 
 def _static(value: torch.Tensor) -> bool:

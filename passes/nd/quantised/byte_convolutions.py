@@ -75,18 +75,15 @@ def _windows(rw: Rewriter, op: nd.ConvOp, image: AffineFactor) -> SSAValue:
     """The rows of the product: windows of the padded bytes, [pixels, window x C]. Padding is what stands for 0."""
     _, each, *window = tensor_type(op.weight).dims
     samples, _, *places = tensor_type(op.result).dims
-    source = _padded(rw, op, image)
+    source, spatial = _padded(rw, op, image), len(window)
     x = tensor_type(source)
-    row, term = dim(0), dim(1)
-    at = []
-    for k in range(len(window)):
-        pixel = row // product(places[k + 1 :]) % places[k]
-        at.append(pixel * op.stride.data[k] + term // each // product(window[k + 1 :]) % window[k] * op.dilation.data[k])
-    index = IndexMap(2, (row // product(places), *at, term % each))
-    sizes = (product((samples, *places)), product((each, *window)))
-    made = rw.new(nd.IndexViewOp.new((source,), x.with_dims(sizes), map=IndexMapAttr.get(index)))
-    alone = all(n is ONE for n in window) and prod(op.stride.data) == 1
-    return made if alone else rw.new(nd.BarrierOp.new((made,), made.type))
+    at = [dim(1 + k) * op.stride.data[k] + dim(1 + spatial + k) * op.dilation.data[k] for k in range(spatial)]
+    index = IndexMap(2 + 2 * spatial, (dim(0), *at, dim(1 + 2 * spatial)))
+    seen = x.with_dims((samples, *places, *window, each))
+    made = rw.new(nd.IndexViewOp.new((source,), seen, map=IndexMapAttr.get(index)))
+    if any(n is not ONE for n in window) or prod(op.stride.data) > 1:
+        made = rw.new(nd.BarrierOp.new((made,), seen))
+    return _reshaped(rw, made, product((samples, *places)), product((each, *window)))
 
 
 def _padded(rw: Rewriter, op: nd.ConvOp, image: AffineFactor) -> SSAValue:
