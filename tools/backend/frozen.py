@@ -69,8 +69,9 @@ def own_products(options: Options) -> OwnProduct | None:
 
 
 def winograd_tile(options: Options) -> int:
-    """The largest tile of convolutions in Winograd's form; 0 where there are none, as where sums are rounded as eager's."""
-    return 0 if options.winograd == "off" or options.rounding == "eager" else int(options.winograd)
+    """The largest tile of convolutions in Winograd's form; 0 where there are none: sums are rounded as eager's, or the library has them."""
+    left = {"aten.convolution", "aten.convolution.default"}.intersection(options.fallback)
+    return 0 if left or options.winograd == "off" or options.rounding == "eager" else int(options.winograd)
 
 
 class Frozen:

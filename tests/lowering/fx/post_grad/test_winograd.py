@@ -119,8 +119,11 @@ def test_others_stay(name):
     assert not folded(function, torch.randn(image, dtype=dtype), torch.randn(weight, dtype=dtype))[1]
 
 
-@pytest.mark.parametrize("given", [{"winograd": "off"}, {"numerics": "eager"}, {"batch_invariant": True}], ids=str)
+LEAVING = [{"winograd": "off"}, {"numerics": "eager"}, {"batch_invariant": True}, {"fallback": ["aten.convolution"]}]
+
+
+@pytest.mark.parametrize("given", LEAVING, ids=str)
 def test_options_leave_convolutions_as_they_are(given):
-    """Where sums are eager's, no other form takes their place."""
+    """Where sums are eager's, or the library's, no other form takes their place."""
     assert frozen.winograd_tile(Options(**given)) == 0
     assert frozen.winograd_tile(Options(winograd="4")) == 4
