@@ -1,7 +1,8 @@
-"""What can be done with a text: lower it to a later level, run a RUN line of it."""
+"""What can be done with a text: put a name right, lower it to a later level, run a RUN line of it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from threading import Lock
 from typing import Any, NamedTuple
@@ -13,11 +14,33 @@ from ...passes.manager.pipelines import LEVELS, TARGETS
 from ...passes.manager.resume import level_of
 from ..opt.run_lines import run_lines
 from ..worker_pool import DIED, Pool
-from .analysis import Analysis
+from .analysis import Analysis, Message
 from .errors import LanguageServerError
+from .recorder import Place
 
 RUN_SECONDS = 60.0
 """How long passes or a RUN line may take."""
+
+
+_MEANT = re.compile(r"'([^']+)'[^']*; did you mean (.*)\?")
+
+
+class Fix(NamedTuple):
+    """A name to put in the place of one that a message says there is not."""
+
+    message: Message
+    name: str
+
+
+def fixes(found: Analysis, place: Place) -> list[Fix]:
+    """The names that messages about a place hold likely, where the wrong one stands as the message has it."""
+    made: list[Fix] = []
+    for message in found.messages:
+        match = _MEANT.search(message.text)
+        near = message.place.start <= place.end and place.start <= message.place.end
+        if match is not None and near and found.text[message.place.start : message.place.end] == match[1]:
+            made += [Fix(message, name) for name in re.findall(r"'([^']+)'", match[2])]
+    return made
 
 
 class Lowering(NamedTuple):

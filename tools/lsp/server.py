@@ -17,8 +17,8 @@ from pygls.lsp.server import LanguageServer
 from ... import __version__
 from ..opt.run_lines import run_lines
 from . import navigation
-from .actions import Runner, lowerings
-from .analysis import Analysis, analyse
+from .actions import Runner, fixes, lowerings
+from .analysis import Analysis, Message, analyse
 from .completion import complete
 from .errors import LanguageServerError
 from .hover import hover
@@ -87,10 +87,12 @@ class Server(LanguageServer):
         await asyncio.sleep(seconds)
         version = self.workspace.get_text_document(uri).version
         found = await self.analysis(uri)
-        said = [
-            lsp.Diagnostic(self.range(found, m.place), m.text, _SEVERITIES[m.severity], source="stepwell") for m in found.messages
-        ]
+        said = [self.diagnostic(found, message) for message in found.messages]
         self.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(uri, said, version))
+
+    def diagnostic(self, found: Analysis, message: Message) -> lsp.Diagnostic:
+        """A message as the editor shows it."""
+        return lsp.Diagnostic(self.range(found, message.place), message.text, _SEVERITIES[message.severity], source="stepwell")
 
     def forget(self, uri: str) -> None:
         """Leave a closed file; its messages are taken back."""
@@ -221,12 +223,20 @@ async def _outline(server: Server, params: lsp.DocumentSymbolParams) -> list[lsp
     return [symbol(item) for item in navigation.outline(found)]
 
 
-async def _actions(server: Server, params: lsp.CodeActionParams) -> list[lsp.Command]:
-    """Lowering, and each RUN line."""
+async def _actions(server: Server, params: lsp.CodeActionParams) -> list[lsp.Command | lsp.CodeAction]:
+    """Names put right, lowering, and each RUN line."""
     uri = params.text_document.uri
     found = await server.analysis(uri)
-    commands = [lsp.Command(way.title, LOWER, arguments=[uri, way.target, way.level]) for way in lowerings(found)]
-    return commands + [lsp.Command(f"Run: {text}", RUN, arguments=[uri, line]) for line, text in run_lines(found.text)]
+    place = Place(server.offset(found, params.range.start), server.offset(found, params.range.end))
+    right: list[lsp.Command | lsp.CodeAction] = [
+        lsp.CodeAction(
+            f"Change to '{fix.name}'", kind=lsp.CodeActionKind.QuickFix, diagnostics=[server.diagnostic(found, fix.message)],
+            edit=lsp.WorkspaceEdit(changes={uri: [lsp.TextEdit(server.range(found, fix.message.place), fix.name)]}),
+        )
+        for fix in fixes(found, place)
+    ]  # fmt: skip
+    lower = [lsp.Command(way.title, LOWER, arguments=[uri, way.target, way.level]) for way in lowerings(found)]
+    return [*right, *lower, *(lsp.Command(f"Run: {text}", RUN, arguments=[uri, line]) for line, text in run_lines(found.text))]
 
 
 async def _lower(server: Server, uri: str, target: str, level: str) -> dict[str, str] | None:

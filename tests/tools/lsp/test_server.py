@@ -215,6 +215,25 @@ def test_actions_lower_and_run(editor):
     editor.close(uri)
 
 
+def test_a_wrong_name_is_put_right(editor, norm):
+    text = NORM.replace("nd.sqrt", "nd.sqrrt")
+    editor.change(norm, text)
+    ((line, column, _),) = editor.diagnostics(norm)
+
+    def actions(line, column):
+        here = lsp.Position(line, column)
+        asked = lsp.CodeActionParams(lsp.TextDocumentIdentifier(norm), lsp.Range(here, here), lsp.CodeActionContext([]))
+        return [one for one in editor.wait(editor.client.text_document_code_action_async(asked)) if isinstance(one, lsp.CodeAction)]
+
+    (fix,) = actions(line, column + 2)
+    assert fix.title == "Change to 'nd.sqrt'" and fix.kind == lsp.CodeActionKind.QuickFix and fix.diagnostics[0].range.start.line == line
+    (edit,) = fix.edit.changes[norm]
+    rows = text.split("\n")
+    rows[line] = rows[line][: edit.range.start.character] + edit.new_text + rows[line][edit.range.end.character :]
+    assert "\n".join(rows) == NORM
+    assert actions(0, 0) == []
+
+
 def test_an_editor_that_opens_no_files_is_told_where_they_lie(monkeypatch):
     server, said = Server(), []
     monkeypatch.setattr(Server, "client_capabilities", lsp.ClientCapabilities())
