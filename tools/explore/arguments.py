@@ -15,7 +15,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--args", help="arguments of the function, as a Python expression that may use torch and the names of the file")
     parser.add_argument("--json", metavar="FILE", help="write the data (docs/reference/explorer-json.md)")
     parser.add_argument("--html", metavar="FILE", help="write one page that opens without a server")
-    parser.add_argument("--serve", action="store_true", help="serve the page on this machine: it also reruns and runs what is edited")
+    parser.add_argument("--serve", action="store_true", help="serve the page, which then also reruns and runs what is edited")
     parser.add_argument("--port", type=int, default=0, help="port of --serve (default: a free one)")
     parser.add_argument("--about", metavar="NAME", action="append", default=[], help="print what became of a value or of file.py:12")
     parser.add_argument("--against", metavar="FILE", help="print what differs from a .json file written before")
@@ -26,7 +26,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     given = parser.parse_args(arguments)
     given.options = {**directives(given), "disable_passes": given.disable_pass}
     if not (given.json or given.html or given.about or given.against or given.serve):
-        parser.error("say what to do: --html FILE, --serve, --json FILE, --about NAME or --against FILE")
+        if given.target.endswith(".json"):
+            parser.error("say what to do with the document: --html FILE, --about NAME or --against FILE")
+        given.serve = True
     if given.target.endswith(".json") and (given.measure or given.gpu or any(given.options.values())):
         parser.error("what is overruled or measured is compiled again: give the program, not a .json file")
     if given.measure and given.gpu:

@@ -127,5 +127,6 @@ class Chromium:
         return [str(f.get("exception", f)) for f in found] + [entry["text"] for entry in logged if entry["level"] == "error"]
 
     def picture(self, path: Path) -> None:
-        """Write what is seen as a PNG."""
-        path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"]))
+        """Write what is seen as a PNG or, by the name of the file, as WebP."""
+        kind = path.suffix.removeprefix(".")
+        path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", format=kind)["data"]))

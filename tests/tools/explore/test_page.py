@@ -260,6 +260,7 @@ def test_nothing_runs_out_of_the_page_and_text_can_be_read(browser, file, width,
     for view in VIEWS:
         browser.value(f"document.getElementById('tab-{view}').click()")
         assert browser.value("document.documentElement.scrollWidth") <= width, view
+        assert browser.value("[...document.querySelectorAll('.time svg, .plan [aria-label^=Nests] svg')].every(s => s.clientWidth <= innerWidth)")
         assert browser.value(UNNAMED) == [], view
         assert browser.value(FAINT) == [], view
     assert browser.errors() == []

@@ -242,7 +242,7 @@ def test_a_message_of_another_error_has_no_line():
         (["--serve"], "--serve compiles again"),
         (["--about", "x", "--no-fuse", "x"], "is compiled again: give the program"),
         (["--about", "x", "--measure"], "is compiled again: give the program"),
-        ([], "say what to do: --html FILE"),
+        ([], "say what to do with the document: --html FILE"),
     ],
 )
 def test_what_a_document_is_not_good_for(arguments, said, capsys):

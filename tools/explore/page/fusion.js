@@ -2,40 +2,42 @@
 
 const MAX_NESTS = 300;
 const NEST_PIXELS = 18;
-/** Left sides of a nest's name and of what it computes, the right side of what its join saves, where arcs begin, how far they reach at
- *  most, and the width of the whole. */
+/** Left sides of a nest's name and of what it computes (0: it is not said), the right side of what its join saves, where arcs begin, how
+ *  far they reach at most, and the width of the whole. */
 const NEST_COLUMNS = { name: 16, what: 195, saves: 408, arcs: 426, reach: 240, all: 690 };
+const NARROW_COLUMNS = { name: 16, what: 0, saves: 262, arcs: 280, reach: 40, all: 370 };
 
 /** Every nest is a line, nests that became one stand in a box, and an arc is a pair: full where it was joined, broken where it was refused.
  *  Beside a nest stand the bytes that joining it saves, beside a refusal those that it would save. `choose(pair)` is called for an arc that
  *  is clicked. */
 function fusionPicture(plan, choose) {
-  const { parts, place, high } = nestBoxes(plan), labels = [];  // [height, element]
-  for (const pair of plan.pairs) for (const [from, to] of ends(pair, place)) parts.push(arc(pair, from, to, labels, choose));
+  const columns = pictureWidth() < NEST_COLUMNS.all ? NARROW_COLUMNS : NEST_COLUMNS;
+  const { parts, place, high } = nestBoxes(plan, columns), labels = [];  // [height, element]
+  for (const pair of plan.pairs) for (const [from, to] of ends(pair, place)) parts.push(arc(pair, from, to, columns, labels, choose));
   parts.push(...labels.map(([, label]) => label));  // above every arc
   const below = labels.reduce((most, [y]) => Math.max(most, y + 8), high);
   [["joined", "arc"], ["refused", "arc refused"]].forEach(([text, name], k) => parts.push(
     h("line", { x1: 16 + 110 * k, y1: below + 14, x2: 40 + 110 * k, y2: below + 14, class: name }), words(46 + 110 * k, below + 18, text)));
-  if (place.size < plan.loops.length) parts.push(words(256, below + 18, `the first ${place.size} of ${plan.loops.length} nests`));
-  return [NEST_COLUMNS.all, below + 30, parts];
+  if (place.size < plan.loops.length) parts.push(words(16, below + 36, `the first ${place.size} of ${plan.loops.length} nests`));
+  return [columns.all, below + 44, parts];
 }
 
 /** Boxes with the names of their nests, and label -> height of its line. */
-function nestBoxes(plan) {
+function nestBoxes(plan, columns) {
   const parts = [], place = new Map(), saved = new Map(plan.pairs.filter((one) => one.fused).map((one) => [one.first, one.bytes]));
   const loops = new Map(plan.loops.map((one) => [one.label, one]));
   let y = 8;
   for (const group of [...plan.groups].sort((a, b) => a.number - b.number)) {
     const inside = new Set(group.inside), labels = [...loops.keys()].filter((label) => inside.has(label) || group.members.includes(label));
     if (place.size + labels.length > MAX_NESTS) break;
-    parts.push(h("rect", { x: 6, y, width: NEST_COLUMNS.arcs - 12, height: NEST_PIXELS * (labels.length + 1) + 6, rx: 5, class: "outline k1" }),
-      words(NEST_COLUMNS.name - 4, y + 15, cut(`${labels.length === 1 ? "a nest" : `${labels.length} nests`} over ${group.sizes}`, 60), "start", "soft"));
+    parts.push(h("rect", { x: 6, y, width: columns.arcs - 12, height: NEST_PIXELS * (labels.length + 1) + 6, rx: 5, class: "outline k1" }),
+      words(columns.name - 4, y + 15, cut(`${labels.length === 1 ? "a nest" : `${labels.length} nests`} over ${group.sizes}`, 40), "start", "soft"));
     labels.forEach((label, k) => {
       const at = y + NEST_PIXELS * (k + 1) + 15, one = loops.get(label);
       place.set(label, at - 4);
-      parts.push(words(NEST_COLUMNS.name + (inside.has(label) ? 12 : 0), at, cut(label, 24)),
-        words(NEST_COLUMNS.what, at, cut(one.what, 18), "start", "soft"));
-      if (saved.has(label)) parts.push(words(NEST_COLUMNS.saves, at, `saves ${bytesText(saved.get(label))}`, "end"));
+      parts.push(words(columns.name + (inside.has(label) ? 12 : 0), at, cut(label, 24)));
+      if (columns.what) parts.push(words(columns.what, at, cut(one.what, 18), "start", "soft"));
+      if (saved.has(label)) parts.push(words(columns.saves, at, `saves ${bytesText(saved.get(label))}`, "end"));
     });
     y += NEST_PIXELS * (labels.length + 1) + 16;
   }
@@ -49,8 +51,8 @@ function ends(pair, place) {
   return from === undefined ? [] : to.map((one) => [from, one]);
 }
 
-function arc(pair, from, to, labels, choose) {
-  const x = NEST_COLUMNS.arcs, out = x + Math.min(NEST_COLUMNS.reach, 16 + Math.abs(to - from) / 2);
+function arc(pair, from, to, columns, labels, choose) {
+  const x = columns.arcs, out = x + Math.min(columns.reach, 16 + Math.abs(to - from) / 2);
   const parts = [h("title", {}, `${pair.first} with ${pair.second}: ${pair.fused ? "joined" : "refused"}, ${pair.reason} (${bytesText(pair.bytes)})`),
     h("path", { d: `M${x},${from} C${out},${from} ${out},${to} ${x},${to}`, class: `arc${pair.fused ? "" : " refused"}` })];
   if (!pair.fused) {

@@ -15,6 +15,19 @@ function resourcesText(resources) {
   return Object.entries(RESOURCES).flatMap(([name, [title, text]]) => (resources[name] === undefined ? [] : [`${title} ${text(resources[name])}`])).join(", ");
 }
 
+const MAX_PIXELS = 860, MIN_PIXELS = 340;
+
+/** How wide a picture is: as wide as the page, within bounds. */
+function pictureWidth() {
+  return Math.max(MIN_PIXELS, Math.min(MAX_PIXELS, window.innerWidth - 24));
+}
+
+/** Squares of colours with their names, one beside the other from x on. */
+function legend(names, x, y, wide) {
+  const step = Math.min(110, (wide - x - 8) / names.length);
+  return names.flatMap((name, k) => [h("rect", { x: x + step * k, y: y - 9, width: 10, height: 10, class: KIND_CLASS[name] ?? "k6" }), words(x + 14 + step * k, y, name)]);
+}
+
 class TimeView {
   constructor(app) {
     this.app = app;
@@ -49,42 +62,45 @@ class TimeView {
   slowest() {
     const steps = [...this.steps].sort((a, b) => b.predicted_us - a.predicted_us).slice(0, 10);
     const most = Math.max(...steps.flatMap((step) => [step.predicted_us, step.measured_us]), 1e-9), parts = [];
+    const all = pictureWidth(), left = Math.min(208, Math.round(all * 0.36)), measured = steps.some((step) => step.measured_us);
+    const longest = Math.min(430, all - left - (measured ? 170 : 80));
     steps.forEach((step, k) => {
-      const y = 8 + 34 * k, wide = (us) => Math.max(1, (430 * us) / most);
-      parts.push(words(200, y + 13, cut(`${step.number} ${step.label}`, 27), "end"),
-        h("rect", { x: 208, y, width: wide(step.predicted_us), height: 11, class: KIND_CLASS[step.kind] }, h("title", {}, `predicted ${timeText(step.predicted_us)}`)));
-      if (step.measured_us) parts.push(h("rect", { x: 208, y: y + 13, width: wide(step.measured_us), height: 9, class: "k6" }, h("title", {}, `measured ${timeText(step.measured_us)}`)));
-      parts.push(words(214 + Math.max(wide(step.predicted_us), step.measured_us ? wide(step.measured_us) : 0), y + 12,
+      const y = 8 + 34 * k, wide = (us) => Math.max(1, (longest * us) / most);
+      parts.push(words(left - 8, y + 13, cut(`${step.number} ${step.label}`, Math.floor((left - 8) / 7.3)), "end"),
+        h("rect", { x: left, y, width: wide(step.predicted_us), height: 11, class: KIND_CLASS[step.kind] }, h("title", {}, `predicted ${timeText(step.predicted_us)}`)));
+      if (step.measured_us) parts.push(h("rect", { x: left, y: y + 13, width: wide(step.measured_us), height: 9, class: "k6" }, h("title", {}, `measured ${timeText(step.measured_us)}`)));
+      parts.push(words(left + 6 + Math.max(wide(step.predicted_us), step.measured_us ? wide(step.measured_us) : 0), y + 12,
         timeText(step.predicted_us) + (step.measured_us ? `, measured ${timeText(step.measured_us)}` : "")));
     });
-    ["nest", "contraction", "call", ...(steps.some((step) => step.measured_us) ? ["measured"] : [])].forEach((kind, k) => parts.push(
-      h("rect", { x: 208 + 110 * k, y: 12 + 34 * steps.length, width: 10, height: 10, class: KIND_CLASS[kind] ?? "k6" }), words(222 + 110 * k, 21 + 34 * steps.length, kind)));
-    return [860, 32 + 34 * steps.length, parts];
+    parts.push(...legend(["nest", "contraction", "call", ...(measured ? ["measured"] : [])], all < MAX_PIXELS ? 8 : left, 21 + 34 * steps.length, all));
+    return [all, 32 + 34 * steps.length, parts];
   }
 
   timeline(total) {
     let at = 0;
+    const all = pictureWidth(), scale = all - 20;
     const parts = this.steps.flatMap((step) => {
-      const x = 10 + (840 * at) / (total || 1), wide = (840 * step.predicted_us) / (total || 1), letters = Math.floor(wide / 7.5) - 1;
+      const x = 10 + (scale * at) / (total || 1), wide = (scale * step.predicted_us) / (total || 1), letters = Math.floor(wide / 7.5) - 1;
       at += step.predicted_us;
       return [h("rect", { x: x.toFixed(2), y: 22, width: Math.max(0.5, wide - 0.5).toFixed(2), height: 26, class: KIND_CLASS[step.kind] },
         h("title", {}, `step ${step.number} ${step.label}: ${timeText(step.predicted_us)}`)),
       ...(letters > 3 ? [words((x + 2).toFixed(2), 16, cut(`${step.number} ${step.label}`, letters))] : [])];
     });
-    return [860, 70, [...parts, words(10, 64, "0"), words(850, 64, timeText(total), "end")]];
+    return [all, 70, [...parts, words(10, 64, "0"), words(all - 10, 64, timeText(total), "end")]];
   }
 
   roofline() {
     const machine = this.graph.data.machine, low = -2, high = 4, top = Math.ceil(Math.log10(Math.max(machine.gflops, 1)) + 0.2), bottom = top - 5;
-    const x = (intensity) => 60 + 780 * Math.min(1, Math.max(0, (Math.log10(Math.max(intensity, 1e-9)) - low) / (high - low)));
+    const all = pictureWidth(), right = all - 20;
+    const x = (intensity) => 60 + (right - 60) * Math.min(1, Math.max(0, (Math.log10(Math.max(intensity, 1e-9)) - low) / (high - low)));
     const y = (speed) => 10 + 240 * (1 - Math.min(1, Math.max(0, (Math.log10(Math.max(speed, 1e-9)) - bottom) / (top - bottom))));
     const parts = [];
     for (let k = low; k <= high; k++) parts.push(h("line", { x1: x(10 ** k), y1: 10, x2: x(10 ** k), y2: 250, class: "grid" }), words(x(10 ** k), 266, String(Number((10 ** k).toPrecision(3))), "middle"));
-    for (let k = bottom; k <= top; k++) parts.push(h("line", { x1: 60, y1: y(10 ** k), x2: 840, y2: y(10 ** k), class: "grid" }), words(54, y(10 ** k) + 4, countText(10 ** k), "end"));
+    for (let k = bottom; k <= top; k++) parts.push(h("line", { x1: 60, y1: y(10 ** k), x2: right, y2: y(10 ** k), class: "grid" }), words(54, y(10 ** k) + 4, countText(10 ** k), "end"));
     machine.levels.forEach((level, k) => {
       const points = [10 ** low, machine.gflops / level.gbs, 10 ** high].map((i) => `${x(i).toFixed(1)},${y(Math.min(machine.gflops, i * level.gbs)).toFixed(1)}`);
       parts.push(h("polyline", { points: points.join(" "), class: `roof r${k % 4}` }),
-        h("line", { x1: 660, y1: 186 + 18 * k, x2: 684, y2: 186 + 18 * k, class: `roof r${k % 4}` }), words(690, 190 + 18 * k, `${level.name} ${Number(level.gbs.toPrecision(3))} GB/s`));
+        h("line", { x1: right - 180, y1: 186 + 18 * k, x2: right - 156, y2: 186 + 18 * k, class: `roof r${k % 4}` }), words(right - 150, 190 + 18 * k, `${level.name} ${Number(level.gbs.toPrecision(3))} GB/s`));
     });
     for (const step of this.steps.filter((one) => one.flops > 0 && one.bytes > 0)) {
       const intensity = step.flops / step.bytes;
@@ -92,13 +108,13 @@ class TimeView {
         if (us) parts.push(h("circle", { cx: x(intensity).toFixed(1), cy: y(step.flops / us / 1e3).toFixed(1), r: name === "predicted" ? 5 : 4, class: name === "predicted" ? KIND_CLASS[step.kind] : "k6" },
           h("title", {}, `step ${step.number} ${step.label}: ${intensity.toFixed(2)} flop/B, ${countText(step.flops)} flops, ${name} ${timeText(us)}`)));
     }
-    parts.push(words(450, 284, "flops for each byte; upwards Gflop/s of a step by itself", "middle"));
-    return [860, 292, parts];
+    parts.push(words(all < MAX_PIXELS ? all / 2 : 450, 284, "flops for each byte; upwards Gflop/s of a step by itself", "middle"));
+    return [all, 292, parts];
   }
 
   memory() {
-    const memory = this.graph.raw.memory, count = Math.max(1, this.steps.length), most = Math.max(...memory.alive, 1), bar = 770 / count, parts = [];
-    for (let k = 0; k <= 4; k++) parts.push(h("line", { x1: 80, y1: 210 - 50 * k, x2: 850, y2: 210 - 50 * k, class: "grid" }), words(74, 214 - 50 * k, bytesText((most * k) / 4), "end"));
+    const memory = this.graph.raw.memory, count = Math.max(1, this.steps.length), most = Math.max(...memory.alive, 1), all = pictureWidth(), bar = (all - 90) / count, parts = [];
+    for (let k = 0; k <= 4; k++) parts.push(h("line", { x1: 80, y1: 210 - 50 * k, x2: all - 10, y2: 210 - 50 * k, class: "grid" }), words(74, 214 - 50 * k, bytesText((most * k) / 4), "end"));
     for (let step = 0; step < this.steps.length; step++) {
       const alive = memory.buffers.filter((one) => one.first <= step && step <= one.last).sort((a, b) => a.bytes - b.bytes);
       const small = alive.filter((one) => one.bytes * 40 < most), large = alive.filter((one) => one.bytes * 40 >= most);
@@ -111,10 +127,10 @@ class TimeView {
           h("title", {}, `step ${step} ${this.steps[step].label}: ${one.name} (${one.kind}), ${bytesText(one.bytes)}`)));
       }
     }
-    const every = Math.max(1, Math.ceil(count / 20));
+    const every = Math.max(1, Math.ceil((count * 40) / (all - 90)));
     for (let k = 0; k < count; k += every) parts.push(words(80 + (k + 0.5) * bar, 226, String(k), "middle"));
-    ["arena", "pooled", "output", "in output", "extern"].forEach((kind, k) => parts.push(h("rect", { x: 80 + 110 * k, y: 238, width: 10, height: 10, class: KIND_CLASS[kind] }), words(94 + 110 * k, 247, kind)));
-    return [860, 256, parts];
+    parts.push(...legend(["arena", "pooled", "output", "in output", "extern"], all < MAX_PIXELS ? 8 : 80, 247, all));
+    return [all, 256, parts];
   }
 
   peak() {
