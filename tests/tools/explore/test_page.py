@@ -260,11 +260,14 @@ def test_nothing_runs_out_of_the_page_and_text_can_be_read(browser, file, width,
     for view in VIEWS:
         browser.value(f"document.getElementById('tab-{view}').click()")
         assert browser.value("document.documentElement.scrollWidth") <= width, view
-        assert browser.value("[...document.querySelectorAll('.time svg, .plan [aria-label^=Nests] svg')].every(s => s.clientWidth <= innerWidth)")
+        assert browser.value(f"[...document.querySelectorAll({PICTURES!r})].every(s => s.clientWidth <= {width})"), view
         assert browser.value(UNNAMED) == [], view
         assert browser.value(FAINT) == [], view
     assert browser.errors() == []
 
+
+PICTURES = ".time svg, .plan [aria-label^=Nests] svg"
+"""Those that are made for the width of the page; the graph of what runs is scrolled."""
 
 UNNAMED = """[...document.querySelectorAll('button, input, select, [tabindex="0"]')].filter((e) => e.offsetParent &&
   !(e.getAttribute('aria-label') || e.textContent.trim() || document.querySelector(`label[for="${e.id}"]`))).map((e) => e.outerHTML)"""

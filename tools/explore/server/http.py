@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -45,6 +46,11 @@ class Server(ThreadingHTTPServer):
     def url(self) -> str:
         """Where the page is."""
         return f"http://{ADDRESS}:{self.port}/?token={self.token}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Nothing for a page that was closed before its answer came; else what it says of itself."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)  # pyright: ignore[reportArgumentType]
 
     def server_close(self) -> None:
         super().server_close()
