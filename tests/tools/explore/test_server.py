@@ -106,6 +106,15 @@ def test_others_are_refused(server, scores, headers, said):
     assert status == 403 and said in answer
 
 
+def test_a_page_that_is_closed_is_no_failure(server, capsys):
+    for error, said in ((BrokenPipeError(), ""), (ValueError("a fault of ours"), "a fault of ours")):
+        try:
+            raise error
+        except Exception:
+            server.handle_error(None, (ADDRESS, 1))
+        assert said in capsys.readouterr().err if said else capsys.readouterr().err == ""
+
+
 def test_requests_that_are_none(server):
     assert asked(server, path="/api/close", body={})[0] == 404
     assert asked(server, body=b"[]")[0] == 400
