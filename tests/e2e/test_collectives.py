@@ -16,7 +16,7 @@ import stepwell  # noqa: F401 - registers the backend
 @pytest.mark.long
 @pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch without gloo")
 def test_k02_n33_two_processes(tmp_path):
-    """D21, D22: in place too, and with work between the start and the wait."""
+    """D21, D22: in place too, with work between the start and the wait, in buckets; training with DDP, and tensor parallel."""
     script = Path(__file__).with_name("two_processes.py")
     ranks = [
         subprocess.Popen([sys.executable, str(script), str(rank), str(tmp_path / "meeting")], stderr=subprocess.PIPE, text=True)

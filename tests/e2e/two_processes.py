@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import datetime
 import sys
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
+from torch._dynamo import compiled_autograd
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import stepwell
 
 GROUP = [0, 1]
 
@@ -59,6 +65,40 @@ def bucketed(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (*sums, *rows, *(p + 1 for p in parts))
 
 
+def layers() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.GELU(), torch.nn.Linear(16, 8))
+
+
+def data_parallel(x: torch.Tensor) -> None:
+    """DistributedDataParallel: with Dynamo's split, and with backward as one graph, in which all gradients have one all-reduce."""
+    expected = DistributedDataParallel(layers())
+    expected(x).square().mean().backward()
+    for split in (True, False):
+        torch._dynamo.reset()
+        with torch._dynamo.config.patch(optimize_ddp="ddp_optimizer" if split else "python_reducer"):
+            model = DistributedDataParallel(layers())
+            compiled = torch.compile(model, backend="stepwell")
+            with nullcontext() if split else compiled_autograd._enable(torch.compile(backend="stepwell")):
+                compiled(x).square().mean().backward()
+        for mine, other in zip(model.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, other.grad)
+    joined = stepwell.counters["passes"]["nd-bucket-collectives"]["num-joined"]
+    assert joined >= len(list(expected.parameters())), joined
+
+
+def tensor_parallel(x: torch.Tensor) -> None:
+    """Columns of one layer and rows of the next on each rank (DTensor)."""
+    mesh = dist.init_device_mesh("cpu", (2,))
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16, bias=False), torch.nn.GELU(), torch.nn.Linear(16, 8, bias=False))
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    expected = model(x)
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    torch.testing.assert_close(torch.compile(model, backend="stepwell")(x), expected)
+
+
 def main(rank: int, file: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=120))
     torch.manual_seed(rank)
@@ -71,6 +111,13 @@ def main(rank: int, file: str) -> None:
             print(fn.__name__, "on rank", rank, "dynamic" if dynamic else "static", file=sys.stderr)
             for _ in range(2):
                 torch.testing.assert_close(compiled(*args), fn(*args))
+    torch._dynamo.reset()
+    data_parallel(x)
+    torch._dynamo.reset()
+    torch.manual_seed(2)
+    tensor_parallel(torch.randn(4, 8))
+    torch._dynamo.reset()
+    compiled = torch.compile(overlapped, backend="stepwell", dynamic=True, fullgraph=True)
     grown = torch.randn(6, 8)
     torch.testing.assert_close(compiled(grown, w), overlapped(grown, w))
     dist.destroy_process_group()
