@@ -1,4 +1,7 @@
-"""Tensors joined along an axis: `tt.reduce` with a function as its region."""
+"""Tensors joined along an axis: `tt.reduce` with a function as its region.
+
+In which order that joins depends on the layout that Triton chooses. Where each sum has an order of its own (`stepwell.order = "fixed"`),
+neighbours are joined in pairs, then neighbours of these: of two there is one order only."""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Callable
 from xdsl.ir import Block, Region, SSAValue
 
 from ...dialects.tt.compute import ReduceOp, ReduceReturnOp
-from ...dialects.tt.shape import ExpandDimsOp
+from ...dialects.tt.shape import ExpandDimsOp, ReshapeOp
 from ...dialects.tt.types import element_of, int32, shape_of, tensor
 from .builder import Builder
 from .state import State
@@ -16,13 +19,24 @@ Values = list[SSAValue]
 Combine = Callable[[State, Values, Values], Values]
 
 
-def reduce_axis(s: State, values: Values, axis: int, combine: Combine) -> Values:
-    """Tensors of one shape joined along an axis; the results have size 1 there (scalars, where it is the only one)."""
-    return [keep_axis(s.b, v, axis) for v in reduce_values(s, values, axis, combine)]
+def reduce_axis(s: State, values: Values, axis: int, combine: Combine, *, exact: bool = False) -> Values:
+    """Tensors of one shape joined along an axis; the results have size 1 there (scalars, where it is the only one). exact: see
+    reduce_values."""
+    return [keep_axis(s.b, v, axis) for v in reduce_values(s, values, axis, combine, exact=exact)]
 
 
-def reduce_values(s: State, values: Values, axis: int, combine: Combine) -> Values:
-    """Tensors of one shape joined along an axis, which the results do not have."""
+def reduce_values(s: State, values: Values, axis: int, combine: Combine, *, exact: bool = False) -> Values:
+    """Tensors of one shape joined along an axis, which the results do not have. exact: the result is the same in every order."""
+    shape = shape_of(values[0].type)
+    assert shape is not None
+    while s.ordered and not exact and shape[axis] > 2:
+        pairs = (*shape[:axis], shape[axis] // 2, 2, *shape[axis + 1 :])
+        values = _reduced(s, [s.b.place(ReshapeOp.make(v, pairs)).results[0] for v in values], axis + 1, combine)
+        shape = (*shape[:axis], shape[axis] // 2, *shape[axis + 1 :])
+    return _reduced(s, values, axis, combine)
+
+
+def _reduced(s: State, values: Values, axis: int, combine: Combine) -> Values:
     b = s.b
     elements = [element_of(v.type) for v in values]
     block = Block(arg_types=elements * 2)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from xdsl.dialects.builtin import StringAttr, i32, i64
+from xdsl.dialects.builtin import IntegerAttr, StringAttr, i1, i32, i64
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.transforms.dead_code_elimination import is_trivially_dead
 
@@ -75,6 +75,8 @@ def lower_nest(
         drop_unused(entry)
     func = FuncOp.make(name, Region(entry), hints=hints)
     func.attributes["num_warps"] = int32(tile.warps)
+    if lowering.s.ordered:  # whether a product meets a sum depends on masks, and these on sizes
+        func.attributes["fp_fusion"] = IntegerAttr(0, i1)
     if tile.registers and gpu.name.startswith("sm_"):
         func.attributes["maxnreg"] = int32(tile.registers)
     func.location = nest.location

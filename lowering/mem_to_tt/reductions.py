@@ -45,6 +45,11 @@ class Accumulator:
         self.types = list(types)
 
     @property
+    def is_exact(self) -> bool:
+        """Whether values give the same in every order."""
+        return self.kind in ("max", "min") or not is_float(self.types[0])
+
+    @property
     def is_plain(self) -> bool:
         """Whether the state is one number."""
         return type(self) is Accumulator and self.types[0] != i1
@@ -80,11 +85,11 @@ class Accumulator:
     def across(self, s: State, state: Values, axis: int) -> Values:
         """The state joined along an axis of the tile."""
         if self.types[0] != i1:
-            return reduce_axis(s, state, axis, self.combine)
+            return reduce_axis(s, state, axis, self.combine, exact=self.is_exact)
         # the hardware moves words, not bits
         op = simple_op(self.kind, i1)
         wide = s.b.cast(ExtUIOp, state[0], i32)
-        (found,) = reduce_axis(s, [wide], axis, lambda s, a, b: [s.b.elementwise(op, (a[0], b[0]))])
+        (found,) = reduce_axis(s, [wide], axis, lambda s, a, b: [s.b.elementwise(op, (a[0], b[0]))], exact=True)
         return [s.b.cmpi("ne", found, s.b.int(0))]
 
     def whole(self, s: State, through: Through, count: SSAValue, axis: int) -> Values:
@@ -179,6 +184,9 @@ class Welford(Accumulator):
         return [values[0], s.b.constant(0.0, self.types[1], shape), s.b.constant(1.0, self.types[2], shape)]
 
     def combine(self, s: State, a: Values, b: Values) -> Values:
+        if s.ordered:  # either state may be the first of a pair: each thread that has both computes it
+            second = s.b.cmpf("ogt", b[0], a[0])
+            a, b = ([s.b.select(second, x, y) for x, y in pair] for pair in (zip(b, a, strict=True), zip(a, b, strict=True)))
         return kinds.merge_welford(s.b, a, b, self.types[0])
 
     def advance(self, s: State, state: Values, values: Values, mask: SSAValue | None, number: Callable[[], SSAValue]) -> Values:
@@ -326,7 +334,8 @@ def joined_across(s: State, parts: list[tuple[Accumulator, slice]], state: list[
     assert s.inner_axis is not None
     if len(parts) > 1 and all(acc.is_plain for acc, _ in parts):
         return reduce_axis(
-            s, state, s.inner_axis, lambda s, a, b: [v for k, (acc, _) in enumerate(parts) for v in acc.combine(s, [a[k]], [b[k]])]
+            s, state, s.inner_axis, lambda s, a, b: [v for k, (acc, _) in enumerate(parts) for v in acc.combine(s, [a[k]], [b[k]])],
+            exact=all(acc.is_exact for acc, _ in parts),
         )
     found: list[SSAValue] = []
     at = 0

@@ -16,6 +16,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from ...dialects import loop
 from ...dialects.expr import ZERO, Add, Dim, Expr, free_dims, linear_coeff, product
 from ...dialects.expr.ranges import Range, simplify
+from ...dialects.machine import has_fixed_order
 from ...dialects.nd.types import LOW_PRECISION
 from ...dialects.support.float8 import FLOAT8
 from ...dialects.tt import memory as tt_memory
@@ -58,9 +59,9 @@ class State(NestValues):
     ):
         super().__init__(info)
         self.b = builder
-        self.gpu, self.threads = gpu, threads
-        self.axes = axes
-        self.index = index
+        self.gpu, self.threads, self.axes, self.index = gpu, threads, axes, index
+        self.ordered = has_fixed_order(info.nest)
+        """Whether tensors are joined along an axis in an order of our own (joined_axes.py)."""
         self.exact = exact
         """Whether arithmetic is as in eager, number by number (`numerics="eager"`)."""
         self.absolute = False

@@ -29,6 +29,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from ...dialects import loop
 from ...dialects.expr import dim, free_dims, product
 from ...dialects.expr.ranges import RangeEnv, range_of
+from ...dialects.machine import has_fixed_order
 from ..analysis.accesses.disjoint import separate_iterations
 from ..analysis.nest_access import NestAccess
 from ..analysis.reduction_kinds import Cursor
@@ -64,7 +65,7 @@ class GpuCarrySoftmax(Pass):
         symbols, _ = symbol_facts(op)
         funcs = [f for f in op.ops if isinstance(f, FuncOp)]
         wanted = [f.attributes.pop(CARRIED, None) for f in funcs]
-        if not self.columns or not machine_of(op, Gpu).multiplies_halves:
+        if not self.columns or not machine_of(op, Gpu).multiplies_halves or has_fixed_order(op):
             return
         for func, number in zip(funcs, wanted, strict=True):
             self._carry_scores(func, number.value.data if isinstance(number, IntegerAttr) else 0, symbols)

@@ -28,6 +28,7 @@ from xdsl.ir import Operation, SSAValue
 from ...dialects import loop, mem
 from ...dialects.expr import ONE, ZERO, Expr, IndexMap, Sym, free_dims, product, split_linear
 from ...dialects.expr.ranges import RangeEnv, range_of
+from ...dialects.machine import has_fixed_order
 from ...dialects.nd.types import LOW_PRECISION, element_bytes
 from ..analysis.dependences import address_in, memory_of
 from ..analysis.nest_access import Access, Loop, NestAccess, Node
@@ -87,6 +88,8 @@ class GpuCooperativeRows(Pass):
     """Bytes that a nest moves at least; -1: what the cache of the GPU does not hold, where rows may as well be read twice."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        if has_fixed_order(op):
+            return
         symbols, hints = symbol_facts(op)
         gpu, sizes = machine_of(op, Gpu), Sizes(hints)
         for nest in nests_in_memory(op, without=GPU):

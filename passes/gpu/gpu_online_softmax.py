@@ -20,6 +20,7 @@ from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import product
+from ...dialects.machine import has_fixed_order
 from ...dialects.nd.types import is_float
 from ..analysis.constants import constant_of
 from ..analysis.nest_key import nests_in_memory
@@ -40,6 +41,8 @@ class GpuOnlineSoftmax(Pass):
     """Elements of a row that is kept on chip, and left as it is; a length that is a symbol counts with its hint."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        if has_fixed_order(op):
+            return
         sizes = Sizes(symbol_facts(op)[1])
         for nest in nests_in_memory(op):
             highest: loop.ReduceOp | None = None

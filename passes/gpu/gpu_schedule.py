@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
+from ...dialects.machine import has_fixed_order
 from ..analysis.nest_access import NestAccess
 from ..analysis.nest_key import nests_in_memory
 from ..analysis.schedule_attrs import bounds_of, narrowed, write_bounds
@@ -16,6 +17,7 @@ from ..manager.pass_manager import Pass
 from .nest_types import UnsupportedNest
 from .tiles.bounds import choose_bounds
 from .tiles.candidates import read_tile, write_tile
+from .tiles.ordered import write_order
 from .tiles.rules import choose
 
 
@@ -28,7 +30,7 @@ class GpuSchedule(Pass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_facts(op)
-        gpu = machine_of(op, Gpu)
+        gpu, ordered = machine_of(op, Gpu), has_fixed_order(op)
         for nest in nests_in_memory(op):
             bounds = bounds_of(nest)
             try:
@@ -42,6 +44,8 @@ class GpuSchedule(Pass):
             info = NestAccess(nest, narrowed(symbols, bounds))
             tile = choose(info, hints, gpu)
             write_tile(nest, info, tile)
+            if ordered:
+                write_order(info, tile)
             self.statistic("num-nests")
             if self.remarks_wanted:
                 self.remark(nest, f"{tile}; loops {', '.join(map(str, info.root.loops)) or 'none'}", kind="analysis")

@@ -14,6 +14,7 @@ from xdsl.dialects.builtin import ModuleOp
 from ...dialects import loop
 from ...dialects.expr import Expr, dim, product
 from ...dialects.expr.ranges import RangeEnv
+from ...dialects.machine import has_fixed_order
 from ..analysis.nest_access import NestAccess
 from ..analysis.nest_key import nests_in_memory
 from ..analysis.schedule_attrs import GPU
@@ -55,6 +56,8 @@ class GpuSplitReduction(Pass):
     """How many programs there should be; 0: PROGRAMS_PER_MULTIPROCESSOR for each multiprocessor."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        if has_fixed_order(op):
+            return
         symbols, hints = symbol_facts(op)
         sizes, gpu = Sizes(hints), machine_of(op, Gpu)
         for nest in nests_in_memory(op, without=GPU):

@@ -19,6 +19,7 @@ from xdsl.ir import SSAValue
 from ...dialects import loop
 from ...dialects.expr import ZERO, Expr, IndexMap, as_expr, ceildiv, dim, product
 from ...dialects.expr.ranges import RangeEnv, simplify
+from ...dialects.machine import has_fixed_order
 from ...dialects.support.replace import replace_op
 from ..analysis.nest_key import nests_in_memory
 from ..analysis.reduction_kinds import Cursor
@@ -49,6 +50,8 @@ class GpuSplitRows(Pass):
     and each has several parts."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        if has_fixed_order(op):
+            return
         symbols, hints = symbol_facts(op)
         sizes, programs = Sizes(hints), self.programs or machine_of(op, Gpu).resident_programs
         for nest in nests_in_memory(op):

@@ -25,6 +25,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from ...dialects import loop
 from ...dialects.expr import ZERO, Expr, as_expr, ceildiv, dim, free_dims, maximum, product
 from ...dialects.expr.ranges import RangeEnv, simplify
+from ...dialects.machine import has_fixed_order
 from ...dialects.nd.types import is_float
 from ..analysis.dependences import memory_of
 from ..analysis.nest_access import NestAccess
@@ -60,6 +61,8 @@ class GpuSplitScan(Pass):
     """How many programs there should be; 0: SPLIT_PROGRAMS_PER_MULTIPROCESSOR for each multiprocessor."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        if has_fixed_order(op):
+            return
         gpu = machine_of(op, Gpu)
         symbols, hints = symbol_facts(op)
         for nest in nests_in_memory(op, without=GPU):

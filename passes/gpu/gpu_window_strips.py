@@ -19,6 +19,7 @@ from xdsl.ir import SSAValue
 from ...dialects import loop, mem
 from ...dialects.expr import ONE, ZERO, IndexMap, const, dim, free_dims, linear_coeff, strides_contiguous
 from ...dialects.expr.ranges import RangeEnv
+from ...dialects.machine import has_fixed_order
 from ..analysis.dependences import memory_of
 from ..analysis.nest_access import Access, Loop, NestAccess, Node
 from ..analysis.nest_key import nests_in_memory
@@ -45,6 +46,8 @@ class GpuWindowStrips(Pass):
     name = "gpu-window-strips"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        if has_fixed_order(op):
+            return
         symbols, _ = symbol_facts(op)
         for nest in nests_in_memory(op, without=GPU):
             if (found := find_strip(nest, symbols)) is None:

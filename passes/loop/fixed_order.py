@@ -10,17 +10,28 @@ behind a mask) may follow: a prefix of a row has the bits that it has alone.
 
 from __future__ import annotations
 
-from xdsl.dialects.builtin import IntegerAttr, StringAttr
+from collections.abc import Mapping
+
+from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, StringAttr
+from xdsl.ir import Attribute
 
 from ...dialects import loop
 from ...dialects.expr import ZERO, Expr, linear_coeff
+from ...dialects.nd.types import is_float
 from ..analysis.nest_access import Loop, NestAccess, Node
 from ..analysis.schedule_attrs import int_attr, update_schedule
 from ..cost.nest_cost import LANE_COUNTS, _loop_at, _number
 
 ORDERED_LANES = LANE_COUNTS[1]
 """Lanes of a reduction whose order is fixed, whatever else its body computes."""
+LANES = ORDERED_LANES * ORDERED_LANES
+"""The same on a GPU. A sum has fewer where it has fewer terms: those of the other lanes would be zeros."""
+PRODUCT_SIDE = ORDERED_LANES + ORDERED_LANES
+"""Rows and columns of the block of a product that a program of a GPU has, and terms that it takes at once. Units for groups of warps take
+as many rows."""
 ORDERED = (loop.ReduceOp, loop.ScanOp)
+ORDERLESS = frozenset(("max", "min", "argmax", "argmin"))
+"""Kinds of reductions whose result is the same in every order."""
 
 
 def fix_order(info: NestAccess) -> None:
@@ -68,6 +79,42 @@ def _is_one(offset: Expr, along: Expr) -> bool:
     """Whether an offset moves by one element along a loop."""
     step = linear_coeff(offset, along)
     return step is not None and step.value == 1
+
+
+def has_order(op: loop.ReduceOp | loop.ScanOp) -> bool:
+    """Whether another order of the terms may give another result."""
+    kinds = op.kind_names if isinstance(op, loop.ReduceOp) else [op.kind]
+    values = op.results if isinstance(op, loop.ReduceOp) else op.do_block.args[1:]
+    return any(is_float(v.type) for v in values) and not set(kinds) <= ORDERLESS
+
+
+def gpu_order_problem(op: loop.ReduceOp | loop.ScanOp, tile: Mapping[str, Attribute], most: int | None) -> str:
+    """The same of a nest for a GPU, whose tile is `tile`; the reduction has `most` terms at most (None: nobody knows)."""
+    vector, lanes, terms = (op.attributes.get(key) for key in ("vector", "lanes", "terms"))
+    if vector == StringAttr("none"):
+        return ""
+    if tile.get("group", int_attr(1)) != int_attr(1):
+        return "several programs share its terms"
+    if terms is not None:
+        blocks = tile.get("blocks")
+        sides = [b for b in blocks.data] if isinstance(blocks, ArrayAttr) else []
+        same = terms == tile.get("reduction_block") == int_attr(PRODUCT_SIDE) and sides == [int_attr(PRODUCT_SIDE)] * 2
+        return "" if same else f"its block of a product is not one of {PRODUCT_SIDE} rows, columns and terms"
+    if lanes is None:
+        return "its schedule does not say in which order its terms are taken (gpu-schedule does)"
+    block = tile.get("reduction_block")
+    taken = block.value.data if isinstance(block, IntegerAttr) else 0
+    if lanes != int_attr(LANES):
+        return f"its schedule says {lanes.value.data if isinstance(lanes, IntegerAttr) else 'other'} lanes, the order has {LANES}"
+    if taken > LANES or (taken < LANES and (most is None or most > taken)):
+        return f"its terms are taken by {taken or 'any'} lanes, not by {LANES}"
+    return "it adds up products, and its nest has loops or sums that keep a unit for products from them" if _is_product(op) else ""
+
+
+def _is_product(op: loop.ReduceOp | loop.ScanOp) -> bool:
+    """Whether a sum may be made by a unit for products."""
+    last = op.block.last_op
+    return last is not None and any(loop.is_contracted(v.owner) for v in last.operands)
 
 
 def order_problem(op: loop.ReduceOp | loop.ScanOp) -> str:

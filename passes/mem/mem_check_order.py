@@ -5,7 +5,7 @@ changed is seen, too. Whatever is refused is named with its line:
 
 - a reduction or a scan whose schedule does not say the order that passes/loop/fixed_order.py gives it;
 - a product that the library computes, and every other call of it that may have sums in it;
-- kernels of a GPU: the tile decides there how a sum is made, and the sizes decide which tile it is.
+- the same of a GPU, whose tile must keep that order: how many rows it has is free, the lanes and the block of a product are not.
 """
 
 from __future__ import annotations
@@ -14,15 +14,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr
 from xdsl.ir import Operation
 
 from ...dialects import loop, mem
+from ...dialects.expr import product
+from ...dialects.expr.ranges import RangeEnv, range_of
 from ...dialects.machine import OrderError, has_fixed_order
 from ...dialects.nd.types import is_float
 from ..analysis.origins import title
+from ..analysis.schedule_attrs import GPU, bounds_of, narrowed, schedule_table, tile_table
+from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
-from ..loop.fixed_order import ORDERED, order_problem
+from ..loop.fixed_order import ORDERED, gpu_order_problem, has_order, order_problem
 from ..loop.transform.nest_transform import label_of
 from ..manager.locations import source_location
 from ..manager.pass_manager import Pass
@@ -47,24 +51,33 @@ class MemCheckOrder(Pass):
         """Raises OrderError."""
         if not has_fixed_order(op):
             return
-        if isinstance(machine_of(op), Gpu):
-            raise OrderError("sums of a fixed order (batch_invariant) are made on the CPU alone: a GPU's tiles follow the sizes")
-        for found, problem in _problems(op):
+        for found, problem in _problems(op, isinstance(machine_of(op), Gpu)):
             raise OrderError(f"{problem}; batch_invariant promises one", place=source_location(found.location) or "")
         self.statistic("num-ordered", sum(isinstance(o, ORDERED) for o in op.walk()))
 
 
-def _problems(module: ModuleOp) -> Iterator[tuple[Operation, str]]:
+def _problems(module: ModuleOp, on_gpu: bool) -> Iterator[tuple[Operation, str]]:
     """What has no order of its own, and why."""
+    symbols = symbol_facts(module)[0] if on_gpu else RangeEnv()
     for op in module.walk():
         if isinstance(op, ORDERED):
-            problem = order_problem(op)
+            problem = _gpu_problem(op, symbols) if on_gpu else order_problem(op)
             if problem:
                 yield op, f"{_label(op)}: {problem}"
         elif isinstance(op, loop.ContractOp) and op.schedule != StringAttr("gemm") and _adds_floats(op):
             yield op, f"{_label(op)}: the library computes the product, and its sums have no known order"
         elif isinstance(op, mem.ExternOp) and _may_add(op):
             yield op, f"a call of {op.call.data.target}: sums in it have no known order"
+
+
+def _gpu_problem(op: loop.ReduceOp | loop.ScanOp, symbols: RangeEnv) -> str:
+    nest = op.parent_op()
+    while nest is not None and not isinstance(nest, loop.NestOp):
+        nest = nest.parent_op()
+    if nest is None or not has_order(op):
+        return ""
+    tile, most = schedule_table(nest).get(GPU), range_of(product(op.loop_sizes), narrowed(symbols, bounds_of(nest))).hi
+    return gpu_order_problem(op, tile_table(tile) if isinstance(tile, DictionaryAttr) else {}, most)
 
 
 def _label(op: Operation) -> str:

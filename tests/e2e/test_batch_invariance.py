@@ -5,7 +5,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-OPTIONS = {"batch_invariant": True}
+import stepwell
+from stepwell.tools.interpret.target import InterpretedTarget
+
+OPTIONS = {"batch_invariant": True, "on_failure": "raise"}
 
 
 class Layer(nn.Module):
@@ -59,6 +62,11 @@ PROGRAMS = {
     "convolutions": (picture(), (3, 9, 11)),
 }
 
+ON_GPU = {
+    **{name: PROGRAMS[name] for name in ("sums", "columns", "products", "norm and product")},
+    "long rows on a GPU": (lambda x: (x.sum(-1), torch.softmax(x, -1)[:, :40], x.std(-1)), (14_003,)),
+    "convolution": (nn.Conv2d(3, 8, 3, padding=1, stride=2).eval(), (3, 9, 11)),
+}
 
 def bits(fn, x, dynamic):
     torch._dynamo.reset()
@@ -136,3 +144,74 @@ def test_numbers_that_only_move_are_not_refused():
     got = bits(lambda x: (x.sort(-1).values, torch.topk(x, 3).values), x, False)
     assert torch.equal(got[0], x.sort(-1).values)
     assert torch.equal(got[1], x.topk(3).values)
+
+
+# ---- a GPU
+
+
+class Model(nn.Module):
+    """A small language model."""
+
+    def __init__(self, words: int = 50, width: int = 32):
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(64, width)
+        self.layer, self.norm, self.head = Layer(width), nn.LayerNorm(width), nn.Linear(width, words, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.words(tokens) + self.places(torch.arange(tokens.shape[1]))
+        return self.head(self.norm(self.layer(x)))
+
+
+@pytest.fixture(name="gpu")
+def gpu_fixture():
+    """Kernels of a GPU, interpreted."""
+    stepwell.register_target(InterpretedTarget, replace=True)
+    yield
+    stepwell.unregister_target("interpreted")
+
+
+def differing(fn, x, counts, dynamic=False):
+    """The numbers of rows with which results differ from those of all rows."""
+    whole = bits(fn, x, dynamic)
+    found = {n: bits(fn, x[:n].clone(), dynamic) for n in counts}
+    return [n for n, part in found.items() if not all(torch.equal(a, b[:n]) for a, b in zip(part, whole, strict=True))]
+
+
+@pytest.mark.parametrize("name", [n if n == "norm and product" else pytest.param(n, marks=pytest.mark.long) for n in ON_GPU])
+def test_rows_on_a_gpu(name, gpu):
+    fn, sizes = ON_GPU[name]
+    x = torch.randn(7, *sizes)
+    assert differing(fn, x, (1, 2)) == []
+
+
+@pytest.mark.long
+def test_many_rows_on_a_gpu(gpu):
+    """Other tiles of rows, and a dynamic size beside sizes that are known."""
+    x = torch.randn(512, 36)
+    norm = nn.Sequential(nn.LayerNorm(36), nn.Linear(36, 8), nn.Softmax(-1))
+    assert differing(norm, x, (1, 2, 7, 64)) == []
+    assert torch.equal(bits(norm, x[:64], True)[0], bits(norm, x, False)[0][:64])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_in_training_on_a_gpu(dtype, gpu):
+    layer, x, g = Layer().to(dtype), torch.randn(7, 5, 32, dtype=dtype), torch.randn(7, 5, 32, dtype=dtype)
+
+    def step(rows):
+        torch._dynamo.reset()
+        part = x[:rows].clone().requires_grad_()
+        y = torch.compile(layer, backend="stepwell", dynamic=False, options=OPTIONS)(part)
+        return y.detach(), torch.autograd.grad(y, part, g[:rows])[0]
+
+    whole = step(7)
+    assert all(torch.equal(a, b[:1]) for a, b in zip(step(1), whole, strict=True))
+    torch.testing.assert_close(whole[0], layer(x).detach(), atol=3e-2 if dtype == torch.bfloat16 else 1e-5, rtol=1e-2)
+
+
+@pytest.mark.long
+def test_decoding_on_a_gpu_gives_the_bits_of_a_prefill(gpu):
+    model, tokens = Model(), torch.randint(50, (2, 9))
+    (whole,) = bits(model, tokens, False)
+    for length in (1, 8):
+        assert torch.equal(bits(model, tokens[:1, :length].clone(), False)[0], whole[:1, :length])

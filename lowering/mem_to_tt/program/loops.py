@@ -19,6 +19,7 @@ from ....dialects.tt.types import int32
 from ....passes.analysis.dependences import address_in, memory_of
 from ....passes.analysis.nest_access import Loop, NestAccess, Node
 from ....passes.gpu.shared_rows import part_of
+from ....passes.gpu.tiles.ordered import takes_lanes
 from ....passes.gpu.tiles.rules import (
     MAX_SECOND_REDUCTION_CHUNKS,
     MAX_UNROLLED_TRIPS,
@@ -63,13 +64,22 @@ class Loops:
             return "second"
         trips = product(one.size for one in node.loops).value
         sequential = isinstance(node.op, loop.ForOp) and node.op.sequential is not None
+        sequential = sequential or (self.s.ordered and isinstance(node.op, loop.ScanOp))
         if self.s.inner or self.s.inner_axis is None or sequential:
             limit = MAX_UNROLLED_ITERATIONS if self.s.inner or sequential else MAX_UNROLLED_TRIPS
             return "unroll" if trips is not None and self._is_few(node, limit) else "loop"
-        if any(product(one.size for one in c.loops).value is None or self._trips(c) > MAX_UNROLLED_ITERATIONS for c in node.children):
+        if any(self._is_long(c) for c in node.children):
             return "unroll" if trips is not None and self._is_few(node, MAX_UNROLLED_ITERATIONS) else "loop"
         # programs that share a row each have their part of it, however short it is
-        return "unroll" if trips is not None and trips <= 4 and self.tile.group <= 1 else "tile"
+        return "unroll" if trips is not None and trips <= 4 and self.tile.group <= 1 and not self._takes_lanes(node) else "tile"
+
+    def _takes_lanes(self, node: Node) -> bool:
+        return self.s.ordered and takes_lanes(node)
+
+    def _is_long(self, node: Node) -> bool:
+        """Whether the loops around a node run one iteration after the other."""
+        open_ended = product(one.size for one in node.loops).value is None
+        return open_ended or self._trips(node) > MAX_UNROLLED_ITERATIONS or self._takes_lanes(node)
 
     def _trips(self, node: Node) -> int:
         return product(one.size for one in node.loops).value or 0

@@ -18,6 +18,7 @@ from xdsl.ir import Attribute, SSAValue
 from ....dialects import loop
 from ....dialects.expr import ONE, ZERO, Add, Expr, FloorDiv, Max, Min, Mod, Mul, exact_quotient, free_dims, linear_coeff, product
 from ....dialects.expr.ranges import range_of
+from ....dialects.machine import has_fixed_order
 from ....dialects.nd.types import I32_MAX, element_bytes
 from ...analysis.accesses.disjoint import separate_in_row
 from ...analysis.dependences import memory_of
@@ -25,6 +26,7 @@ from ...analysis.nest_access import Access, Loop, NestAccess, Node
 from ...cost.machine.gpu import MACHINES, Gpu
 from ...cost.machine.registers import OTHER
 from .gathers import index_loops
+from .ordered import lanes_and_pieces, ordered_product, takes_lanes
 from .product_tiles import product_tile
 from .summed_products import summed_tile
 from .tile import (
@@ -119,10 +121,36 @@ MAX_SECOND_REDUCTION_CHUNKS = 2
 
 def choose(info: NestAccess, hints: Mapping[Expr, int], gpu: Gpu = MACHINES["sm_90"]) -> Tile:
     """The tile of a nest."""
+    if has_fixed_order(info.nest):
+        return _ordered(info, Sizes(hints), gpu)
     tile = product_tile(info, Sizes(hints), gpu) or weighed_tile(info, gpu) or summed_tile(info, gpu) or window_tile(info, Sizes(hints))
     tile = tile or _within(_choose(info, Sizes(hints), gpu), info, gpu)
     warps = max(1, tile.warps * 32 // gpu.lanes)
     return replace(tile, warps=min(warps, gpu.max_warps))
+
+
+def _ordered(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile:
+    """The tile of a nest whose sums have an order of their own."""
+    if (tile := ordered_product(info, gpu) or window_tile(info, sizes)) is not None:
+        return tile
+    weights, long = _unit_strides(info, sizes), long_loops(info)
+    loops = in_memory_order(info, sizes)
+    if not long:
+        return value_tile(info, loops, weights, sizes)
+    most = [most_trips(n, info) for n in long]
+    lanes, chunks = lanes_and_pieces(None if None in most else max(n or 0 for n in most), MAX_CHUNKS)
+    if second := [sizes.trips(n.loops) for n in info.root.children if has_reductions_inside(n)]:
+        side = min(MAX_SECOND_REDUCTION_TRIPS, power_of_two(max(second)), max(1, REDUCTION_TILE_ELEMENTS // lanes))
+        axes, warps = [(list(loops), 1)] if loops else [], warps_for(side * lanes, REDUCTION_THREAD_ELEMENTS)
+        return Tile(axes, reduction_block=lanes, warps=warps, chunks=chunks, second_reduction_block=side)
+    x = column_loop(info, sizes, weights)
+    if x is not None:
+        columns = min(max(MIN_TILE_COLUMNS, REDUCTION_TILE_ELEMENTS // (lanes * chunks)), TILE_COLUMNS, power_of_two(sizes(x.size)))
+        warps, rest = warps_for(columns * lanes * chunks, REDUCTION_THREAD_ELEMENTS), [one for one in loops if one is not x]
+        return Tile([([x], columns)], rest, reduction_block=lanes, warps=warps, chunks=chunks)
+    rows = max(1, min(COPIED_TILE_ELEMENTS // (lanes * chunks), power_of_two(sizes.trips(loops))))
+    warps = min(MAX_WARPS // 2, warps_for(rows * lanes * chunks, REDUCTION_THREAD_ELEMENTS))
+    return Tile([(list(loops), rows)] if loops else [], reduction_block=lanes, warps=warps, chunks=chunks)
 
 
 def _choose(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile:
@@ -192,7 +220,9 @@ def _is_short(node: Node) -> bool:
     """Whether the loops of a node become straight code."""
     trips = product(one.size for one in node.loops)
     limit = MAX_UNROLLED_TRIPS if len(node.loops) > 1 else MAX_UNROLLED_INNER_TRIPS
-    return trips.value is not None and trips.value <= limit and not isinstance(node.op, loop.ScanOp)
+    if trips.value is None or trips.value > limit or isinstance(node.op, loop.ScanOp):
+        return False
+    return not (takes_lanes(node) and has_fixed_order(node.op))
 
 
 def _unit_strides(info: NestAccess, sizes: Sizes) -> dict[Expr, float]:

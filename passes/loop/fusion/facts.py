@@ -83,7 +83,7 @@ class NestFacts:
         self._work: dict[int, NestWork] = {}
         self._users: dict[int, list[tuple[int, frozenset[int]]]] = {}
         self._counts: dict[tuple[Expr, ...], int] = {}
-        self.products = ProductFacts(self)
+        self.products = ProductFacts(self, func)
 
     # ---- sizes
 

@@ -261,6 +261,8 @@ class Grouping(NestFacts):
         alignment = self.matching.match(first, second, wanted)
         if isinstance(alignment, str):
             return alignment
+        if self.products.ordered and self.products.breaks_up([*members], alignment.shared < len(first.outer) or bool(alignment.inner)):
+            return "a product's sums have an order of their own, which a unit for products keeps: it is alone with what follows it"
         return (None if wanted else self.profit.against(first, second, alignment)) or alignment
 
     def _overwrites_what_is_read(self, first: Group, second: Group) -> bool:

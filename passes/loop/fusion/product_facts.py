@@ -8,15 +8,18 @@ A product's nest takes what follows it element by element. Of these values the o
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
+from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
+from ....dialects.machine import has_fixed_order
 from ...analysis.nest_info import NestInfo
 
 if TYPE_CHECKING:
     from .facts import NestFacts
+    from .types import Member
 
 MAX_FACTOR_PRODUCTS = 64
 """Products that an element is a factor of, up to which it is computed where they are, heavy or not: as many rows are few to a GPU's kernel
@@ -28,9 +31,19 @@ MAX_OPS_BEHIND = 64
 class ProductFacts:
     """Facts about the products of one function."""
 
-    def __init__(self, facts: NestFacts):
+    def __init__(self, facts: NestFacts, func: FuncOp):
         self.facts = facts
+        self.ordered = has_fixed_order(func)
+        """Whether products are to stay such, whatever else pays."""
         self._follows: dict[Operation, set[Operation]] = {}
+
+    def breaks_up(self, members: Sequence[Member], parts_loops: bool) -> bool:
+        """Whether a nest of `members` has more than one product and what follows it element by element. parts_loops: not all of its loops
+        are those of each."""
+        products = [m for m in members if m.info.multiplies or self.sums_products(m.info)]
+        others = [m for m in members if m not in products]
+        alone = len(products) == 1 and not parts_loops and not any(m.inner for m in members) and not any(m.info.has_loops for m in others)
+        return bool(products) and not alone
 
     def is_large(self, info: NestInfo) -> bool:
         """Whether each element of all that a product reads is a factor of many products."""

@@ -31,7 +31,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from ....dialects import nd
 from ....dialects.expr import ONE, as_expr, product
-from ....dialects.machine import has_library
+from ....dialects.machine import has_fixed_order, has_library
 from ....dialects.nd.base import ExprsAttr
 from ....dialects.nd.pointwise import OPS
 from ....dialects.nd.types import FLOATS, tensor_type
@@ -51,6 +51,7 @@ from .grouped_products import as_grouped_terms
 from .joined_factors import as_selection, selected_factors, terms_by_part
 from .nd_small_convolutions import as_windows, without_library
 from .nd_small_products import EXACT, as_terms, with_bias
+from .ordered_products import ordered_product
 from .pixel_products import convolution_as_product, gradients_as_products
 from .product_choice import Candidate, Choice, ProductChooser, product_and_bias
 from .product_padding import PART_BYTES, padded_product, product_call
@@ -185,7 +186,7 @@ class NdLibraryProducts(Pass):
         hints = symbol_hints(op)
         symbols, types = nd.symbol_ranges(op), FactorTypes.of(op)
         scaled: dict[Operation, ScaledProduct] = {}
-        everything = not has_library(op)
+        everything, ordered = not has_library(op), has_fixed_order(op)
         chooser = ProductChooser(machine_of(op, Gpu), hints, symbols, "never" if everything else self.library, types, scaled)
         chosen: dict[Operation, Choice] = {}
         joined: set[Operation] = set()
@@ -193,6 +194,8 @@ class NdLibraryProducts(Pass):
 
         def own_kernel(rw: Rewriter, op: nd.MatmulOp, bias: SSAValue | None = None) -> SSAValue | None:
             """A product, and its bias, as multiplications and a sum."""
+            if ordered:
+                return ordered_product(rw, op, bias)
             one = scaled.get(op)
             if one is not None and one.blocks:
                 self.remark(op, str(chosen[op]), "applied")
@@ -278,7 +281,7 @@ class NdLibraryProducts(Pass):
                 self.remark(call, str(found.pop(conv)), "missed")
                 take_back(conv, call)
             for one in list(scaled.values()):
-                if not found[one.product].generated and (one.blocks or not is_tiny(one.product, hints, self.tiny)):
+                if ordered or not found[one.product].generated and (one.blocks or not is_tiny(one.product, hints, self.tiny)):
                     del scaled[one.product]
                     self.remark(one.as_call(), str(found.pop(one.product)), "missed")
             chosen = {**found, **_parted(parted, found)}

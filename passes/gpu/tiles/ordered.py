@@ -1,0 +1,67 @@
+"""Tiles of products whose sums have an order of their own, and how the order is written on the sums of a nest (loop/fixed_order.py).
+
+How many rows there are decides neither the block of a product nor the unit that computes it: of one row, the others of its block are zeros.
+"""
+
+from __future__ import annotations
+
+from xdsl.dialects.builtin import StringAttr
+
+from ....dialects import loop
+from ....dialects.nd.types import element_bytes
+from ...analysis.nest_access import NestAccess, Node
+from ...analysis.schedule_attrs import int_attr
+from ...cost.machine.gpu import HALF_BYTES, Gpu
+from ...loop.fixed_order import LANES, PRODUCT_SIDE, has_order
+from .product_nests import product_nodes, product_sides
+from .tile import MAX_UNROLLED_INNER_TRIPS, Tile, power_of_two
+
+
+def takes_lanes(node: Node) -> bool:
+    """Whether the terms of a reduction go along an axis of the tile however few there are. Windows become straight code."""
+    return isinstance(node.op, loop.ReduceOp) and has_order(node.op) and len(node.loops) == 1 and not node.children
+
+
+def lanes_and_pieces(most: int | None, pieces: int) -> tuple[int, int]:
+    """How many terms are taken at once of sums of at most `most` terms (None: nobody knows), and how many such blocks are on chip, of
+    which there may be `pieces`."""
+    if most is None:
+        return LANES, 1
+    lanes = min(LANES, power_of_two(most))
+    count = max(1, -(-most // lanes))
+    return lanes, count if count <= pieces else 1
+
+
+def ordered_product(info: NestAccess, gpu: Gpu) -> Tile | None:
+    """The tile of a product; None for another nest."""
+    sides = product_sides(info) if gpu.multiplies_halves else []
+    if not sides:
+        return None
+    rest = [one for one in info.root.loops if all(one not in side for side in sides)]
+    narrow = all(element_bytes(a.dtype) <= HALF_BYTES for n in product_nodes(info) for a in n.accesses)
+    axes = [(list(side), PRODUCT_SIDE) for side in sides]
+    return Tile(axes, rest, PRODUCT_SIDE, stages=3 if narrow else 2, dot=1, band=MAX_UNROLLED_INNER_TRIPS)
+
+
+def write_order(info: NestAccess, tile: Tile) -> None:
+    """Say in which order each sum of a nest with this tile takes its terms."""
+    for node in info.root.walk():
+        op = node.op
+        if not isinstance(op, loop.ReduceOp | loop.ScanOp) or not has_order(op):
+            continue
+        if isinstance(op, loop.ReduceOp) and tile.dot:
+            op.attributes["terms"] = int_attr(tile.reduction_block)
+        elif isinstance(op, loop.ReduceOp) and _in_lanes(info, node, tile):
+            op.attributes["lanes"] = int_attr(LANES)
+        else:
+            op.attributes["vector"] = StringAttr("none")
+
+
+def _in_lanes(info: NestAccess, node: Node, tile: Tile) -> bool:
+    """Whether the terms of a reduction go along the last axis of the tile."""
+    around = node.parent
+    while around is not None and around is not info.root:
+        if isinstance(around.op, loop.ReduceOp | loop.ScanOp):
+            return False  # of a term of another one
+        around = around.parent
+    return bool(tile.reduction_block) and (takes_lanes(node) or not node.children)
