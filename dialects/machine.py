@@ -1,6 +1,6 @@
 """The dialect `stepwell`: what is said of a whole module. `stepwell.machine`, an attribute of the module, names the machine that it is
-compiled for. `stepwell.order` says that each sum has one order, whatever else is computed beside it. `stepwell.max_memory` is how many
-bytes a call may take.
+compiled for. `stepwell.order` says that each sum has one order: "fixed", whatever else is computed beside it; "repeatable", in every run
+of the same program. `stepwell.max_memory` is how many bytes a call may take.
 
     builtin.module attributes {stepwell.machine = #stepwell.machine<"sm_90", multiprocessors = 132>} { ... }
     builtin.module attributes {stepwell.order = "fixed", stepwell.max_memory = 2147483648 : i64} { ... }
@@ -24,7 +24,7 @@ from ..errors import StepwellError, UserError
 MACHINE = "stepwell.machine"
 """The attribute of a module that names its machine."""
 ORDER = "stepwell.order"
-"""The attribute of a module whose reductions have an order that depends on what they add alone: "fixed"."""
+"""The attribute of a module whose sums have one order in every run: "repeatable", or "fixed", where it depends on what they add alone."""
 MAX_MEMORY = "stepwell.max_memory"
 """The attribute of a module that says how many bytes a call may take beyond what its caller holds."""
 USUAL_GPU = "sm_90"
@@ -81,6 +81,12 @@ def has_fixed_order(op: Operation) -> bool:
     """Whether the order of a sum may depend on nothing but its terms: not on how many others there are, nor on threads."""
     module = module_of(op)
     return module is not None and module.attributes.get(ORDER) == StringAttr("fixed")
+
+
+def is_repeatable(op: Operation) -> bool:
+    """Whether sums have the same order in every run."""
+    module = module_of(op)
+    return module is not None and module.attributes.get(ORDER) in (StringAttr("fixed"), StringAttr("repeatable"))
 
 
 def max_memory(op: Operation) -> int | None:

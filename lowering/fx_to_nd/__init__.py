@@ -128,7 +128,7 @@ def import_graph(
     `example_inputs`. static_inputs: positions of placeholders whose address does not change between calls.
     output_strides: for each output the strides that the caller must see, None for torch's own. border: which outputs
     the caller makes views or new values of inputs. numerics "eager" rounds
-    f16 and bf16 after every op; order "fixed": sums have an order of their own (dialects/machine.py). fallback_random: random numbers
+    f16 and bf16 after every op; order "fixed", "repeatable": see dialects/machine.py. fallback_random: random numbers
     from the library's generator, as eager draws them. compile_body: compiles a subgraph of a higher-order operator; without it such a
     subgraph runs operator by operator. make_kernel: makes the user's Triton kernels (user_kernels.py); without it Triton launches them.
     forced: operators that are library calls whatever rule there is, by name
@@ -141,7 +141,7 @@ def import_graph(
     ensure_metadata(gm, example_inputs)
     block = Block()
     b = Importer(gm, block, fallback_random, compile_body, numerics == "eager", make_kernel)
-    b.forced, b.left, b.implicit_fallbacks = forced, left, implicit_fallbacks
+    b.forced, b.left, b.implicit_fallbacks, b.repeatable = forced, left, implicit_fallbacks, bool(order)
     nodes = list(gm.graph.nodes)
     inputs, attributes, places = _arguments(b, nodes, frozenset(static_inputs), (border or Border()).donated)
     output = nodes[-1]

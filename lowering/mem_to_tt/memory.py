@@ -22,15 +22,20 @@ from xdsl.ir import SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import ONE, Expr, free_dims, linear_coeff
+from ...dialects.machine import OrderError, is_repeatable
 from ...dialects.nd.types import LOW_PRECISION, c128
 from ...dialects.tt.compute import TWO_AS_THEY_ARE, BitcastOp, ElementwiseInlineAsmOp
 from ...dialects.tt.memory import AddPtrOp, AtomicRMWOp, LoadOp, StoreOp
 from ...dialects.tt.types import PointerType, element_of, int32, shape_of
+from ...passes.analysis.accesses.disjoint import separate_iterations
+from ...passes.analysis.accesses.varying import Varying
 from ...passes.analysis.dependences import memory_of
 from ...passes.analysis.needed_terms import first_iterations
 from ...passes.analysis.nest_access import Access
+from ...passes.analysis.origins import title
 from ...passes.gpu.atomics import atomic
 from ...passes.gpu.nest_types import UnsupportedNest, memory_type
+from ...passes.manager.locations import source_location
 from ..nest.body import reads
 from ..nest.combine import combine_stored
 from ..nest.values import Condition
@@ -212,6 +217,11 @@ def put(s: State, access: Access, wide: SSAValue, condition: SSAValue | None) ->
     if mode != "set":
         if not s.alone(access):
             kind = atomic(mode, access.dtype)
+            if kind == "fadd" and is_repeatable(s.info.nest) and _races(s, access):
+                raise OrderError(
+                    f"'{title(s.info.nest)}': several programs add to one element of {access.dtype}, in another order in each run",
+                    place=source_location(s.info.nest.location) or "",
+                )
             if kind == "fmax":
                 _atomic_maximum(b, pointer, value, mask)
             else:
@@ -228,6 +238,13 @@ def put(s: State, access: Access, wide: SSAValue, condition: SSAValue | None) ->
         after = (version, version + 1) if in_place else (version,)  # + 1: after the loops that write in place
         for known_in in after:
             _note(s, ("load", access.buffer, known_in, pointer, own, None, None, None), value, s.widen(value, access.dtype))
+
+
+def _races(s: State, access: Access) -> bool:
+    """Whether programs, or threads of one, may store to one element: what one thread stores it does in its own order."""
+    dims = {one.dim for one in s.spread}
+    opaque = {d for d, value in s.info.opaque.items() if not dims.isdisjoint(Varying(s.info).of_value(value))}
+    return not separate_iterations(s.fix(access.offset), s.spread, opaque)
 
 
 def _neighbours_gather(s: State, access: Access) -> bool:

@@ -14,7 +14,9 @@ from xdsl.dialects.builtin import IndexType, ModuleOp
 from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop
+from ...dialects.machine import is_repeatable
 from ...dialects.nd.base import ExprsAttr
+from ...dialects.nd.types import is_float
 from ..analysis.dependences import memory_of
 from ..analysis.nest_key import nests_in_memory
 from ..manager.pass_manager import Pass
@@ -62,6 +64,8 @@ def _needs_order(nest: loop.NestOp) -> str:
                     atomic(op.store_mode, loop.element_type(op.target.type))
                 except UnsupportedNest as why:
                     return str(why)
+                if is_repeatable(nest) and op.store_mode in ("add", "prod") and is_float(loop.element_type(op.target.type)):
+                    return "its sums have the same order in every run"
     return "it reads what it writes" if stored & loaded else ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Collection, MutableSet, Sequence
+from collections.abc import Callable, Collection, Iterable, MutableSet, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, Protocol, runtime_checkable
@@ -22,6 +22,7 @@ from ...dialects.machine import MACHINE, MAX_MEMORY
 from ...lowering.fx.rewrites import names as names_of_rewrites
 from ...lowering.fx.rewrites import rewrites_at
 from ...lowering.fx_to_nd import Border, Imported, import_graph
+from ...lowering.fx_to_nd.calls.deterministic import ALERTING, NONE
 from ...lowering.fx_to_nd.regions.subgraphs import Program
 from ...passes.manager.errors import PipelineError, did_you_mean
 from ...passes.manager.instrumentation import Instrumentation, Remark, print_ir
@@ -134,9 +135,9 @@ def lower_graph(
                 output_strides=output_strides,
                 border=border,
                 numerics=options.rounding,
-                order="fixed" if options.batch_invariant else "",
+                order=options.order or ("repeatable" if torch.are_deterministic_algorithms_enabled() else ""),
                 fallback_random=options.fallback_random,
-                forced=frozenset(options.fallback) | library_operators(n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"),
+                forced=forced_operators(options, (n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder")),
                 left=left,
                 implicit_fallbacks=options.implicit_fallbacks,
                 compile_body=compile_body
@@ -164,8 +165,20 @@ def lower_graph(
     outputs = imported.outputs if kind == "inference" else [replace(o, base=None) for o in imported.outputs]
     return CompiledGraph(
         description, code, code_key, imported.constants, imported.objects, imported.inputs, outputs, symbols,
-        counts=kept, seconds=seconds, refused=imported.refused,
+        counts=kept, seconds=seconds, refused=imported.refused, deterministic=options.deterministic and imported.counts.total > imported.counts.rule,
     )
+
+
+def forced_operators(options: Options, values: Iterable[Any]) -> frozenset[str]:
+    """The operators that the library runs whatever rule there is: those that the user or a target names, and where torch asks for
+    deterministic algorithms those that eager refuses on the devices of `values`: it raises, or warns, as in eager."""
+    given = list(values)
+    refused = ALERTING if torch.are_deterministic_algorithms_enabled() else NONE
+    return frozenset(options.fallback) | library_operators(given) | (refused if _have_gpu(given) else NONE)
+
+
+def _have_gpu(values: Iterable[Any]) -> bool:
+    return any(getattr(getattr(v, "device", None), "type", "") == "cuda" for v in values)
 
 
 def fitted_pipeline(module: ModuleOp, device: str, options: Options) -> Pipeline:
@@ -189,7 +202,9 @@ def _make_kernel(*given: Any) -> tuple[int, ModuleOp]:
 
 
 def measure(options: Options) -> Measure:
-    """Which choices the options let passes measure; what is unsure is not where results may not differ from run to run."""
+    """Which choices the options let passes measure: none where results may not differ from run to run, of which each measures anew."""
+    if options.order:
+        return "never"
     if options.autotune:
         return "always"
     return "unsure" if options.tune_unsure and not torch.are_deterministic_algorithms_enabled() else "never"

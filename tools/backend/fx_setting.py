@@ -13,7 +13,7 @@ def setting_of(options: Options, *, trains: bool = False) -> Setting:
     return Setting(
         eager_numerics=options.rounding == "eager",
         random_from_eager=options.fallback_random,
-        deterministic=torch.are_deterministic_algorithms_enabled(),
+        deterministic=bool(options.order) or torch.are_deterministic_algorithms_enabled(),
         left_out=frozenset(options.disable_passes),
         own_partition=options.partitioner is None,
         left_to_aten=options.fallback,

@@ -132,8 +132,8 @@ def _traced_and_compiled(compilers: GraphCompilers, gm: torch.nn.Module, example
             return found
     from ...lowering.fx.pre_grad.eager_refusals import refused_call, run_by_eager
     from ...lowering.fx.pre_grad.lstm_training import traceable_lstms
-    from ...targets.target import library_operators
     from ..extensions.decompositions import checked
+    from .compile_graph import forced_operators
 
     if isinstance(gm, GraphModule):
         if (refused := refused_call(gm)) is not None:
@@ -148,7 +148,7 @@ def _traced_and_compiled(compilers: GraphCompilers, gm: torch.nn.Module, example
         fw_compiler=compilers.forward,
         bw_compiler=compilers.backward,
         inference_compiler=compilers.inference,
-        decompositions={**decomposition_table({*options.fallback, *library_operators(example_inputs)}), **checked(options.decompositions)},
+        decompositions={**decomposition_table(forced_operators(options, example_inputs)), **checked(options.decompositions)},
         partition_fn=compilers.partition,
         keep_inference_input_mutations=True,
     )

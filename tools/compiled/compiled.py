@@ -53,12 +53,30 @@ class CompiledGraph:
     seconds: float = 0.0
     refused: list[tuple[int, str]] = field(default_factory=list)
     """Calls that eager refuses when they run: their place among the FX graph's nodes, and operator."""
+    deterministic: bool = False
+    """Whether its library calls are to use deterministic algorithms, whatever the program around asks for."""
 
     def runner(self) -> Runner:
         """Link the code; the boxed function of the FX graph."""
         with phase("load"):
             library = load_object_code(self.code, self.description.native)
-            return Runner(load_program(self.description, library, self.constants, self.objects), self)
+            program = load_program(self.description, library, self.constants, self.objects)
+            return Runner(deterministically(program) if self.deterministic else program, self)
+
+
+def deterministically(program: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
+    """A program that runs as under torch.use_deterministic_algorithms(True), whose setting is one of the process."""
+
+    def run(args: list[Any]) -> list[Any]:
+        if torch.are_deterministic_algorithms_enabled():
+            return program(args)
+        torch._C._set_deterministic_algorithms(True, warn_only=False)
+        try:
+            return program(args)
+        finally:
+            torch._C._set_deterministic_algorithms(False, warn_only=False)
+
+    return run
 
 
 Trace = tuple[str, str, str]

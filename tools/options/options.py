@@ -31,7 +31,11 @@ class Options:
 
     batch_invariant: bool = option(False)
     """Each sum has an order that depends on its terms alone: the bits of a row do not depend on how many rows a call has, nor on the
-    others, nor on threads (docs/howto/batch-invariance.md). It rounds as `numerics="eager"` does. Only on the CPU."""
+    others, nor on threads (docs/howto/batch-invariance.md). It rounds as `numerics="eager"` does."""
+
+    deterministic: bool = option(False)
+    """Every run gives the same bits: graphs are compiled and run as under torch.use_deterministic_algorithms(True)
+    (docs/howto/batch-invariance.md)."""
 
     max_memory: int | str | None = option(None, check=checks.check_bound)
     """The most memory that a call of a graph may take beyond what its caller holds: bytes, "500M" or "2G". The plan keeps to it, slower
@@ -146,6 +150,11 @@ class Options:
     def rounding(self) -> str:
         """The numerics that graphs are imported with. Where each operator rounds, one nest has the bits that several have."""
         return "eager" if self.batch_invariant else self.numerics
+
+    @property
+    def order(self) -> str:
+        """The order of sums that graphs are imported with (dialects/machine.py): "fixed", "repeatable", or "" for any."""
+        return "fixed" if self.batch_invariant else "repeatable" if self.deterministic else ""
 
 
 DECLARED: dict[str, Declared] = declared(Options)

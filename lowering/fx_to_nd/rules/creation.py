@@ -9,6 +9,8 @@ from xdsl.dialects.builtin import f64, i64
 from xdsl.ir import SSAValue
 
 from ....dialects.nd.types import FLOATS
+from ..calls.deterministic import fills_memory
+from ..core.builder import highest
 from ..core.importer import Importer
 from ..core.registry import packet, rule
 
@@ -48,12 +50,17 @@ def _constant(value: int) -> Any:
     return lambda b, *args, **options: _filled(b, value)
 
 
-_ZEROS = (
-    "zeros zeros_like new_zeros zero empty empty_like new_empty empty_strided new_empty_strided empty_permuted "
-    "_efficientzerotensor"
-)
-for _name in _ZEROS.split():
+def _empty(b: Importer, *args: Any, **options: Any) -> SSAValue:
+    """Zeros; where the program asks for deterministic algorithms what eager fills new memory with, so that who reads it sees it."""
+    if not fills_memory():
+        return _filled(b, 0)
+    return _filled(b, float("nan") if b.out_dtype in FLOATS else highest(b.out_dtype))
+
+
+for _name in "zeros zeros_like new_zeros zero _efficientzerotensor".split():
     rule(packet(aten, _name))(_constant(0))
+for _name in "empty empty_like new_empty empty_strided new_empty_strided empty_permuted".split():
+    rule(packet(aten, _name))(_empty)
 for _name in "ones ones_like new_ones".split():
     rule(packet(aten, _name))(_constant(1))
 
