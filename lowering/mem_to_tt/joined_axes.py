@@ -6,6 +6,7 @@ neighbours are joined in pairs, then neighbours of these: of two there is one or
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 from xdsl.ir import Block, Region, SSAValue
 
@@ -33,7 +34,14 @@ def reduce_values(s: State, values: Values, axis: int, combine: Combine, *, exac
         pairs = (*shape[:axis], shape[axis] // 2, 2, *shape[axis + 1 :])
         values = _reduced(s, [s.b.place(ReshapeOp.make(v, pairs)).results[0] for v in values], axis + 1, combine)
         shape = (*shape[:axis], shape[axis] // 2, *shape[axis + 1 :])
-    return _reduced(s, values, axis, combine)
+    values = _reduced(s, values, axis, combine)
+    rest = shape_of(values[0].type)
+    if not s.ordered or exact or rest is None or prod(rest) > 1:
+        return values
+    # numbers that Triton would keep in the layout that the last pair had, where a thread has all elements that they are broadcast to
+    while shape_of(values[0].type) is not None:
+        values = _reduced(s, values, 0, combine)
+    return [s.b.to_shape(v, rest) for v in values]
 
 
 def _reduced(s: State, values: Values, axis: int, combine: Combine) -> Values:
