@@ -30,6 +30,7 @@ def added(x, places):
 
 @pytest.mark.parametrize("on_gpu", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_sums_of_rows_that_meet(on_gpu):
+    """NR-09, N14."""
     torch._dynamo.reset()
     x, places = torch.randn(9, 4), torch.randint(9, (40,))
     if on_gpu:

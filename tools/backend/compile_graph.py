@@ -165,7 +165,8 @@ def lower_graph(
     outputs = imported.outputs if kind == "inference" else [replace(o, base=None) for o in imported.outputs]
     return CompiledGraph(
         description, code, code_key, imported.constants, imported.objects, imported.inputs, outputs, symbols,
-        counts=kept, seconds=seconds, refused=imported.refused, deterministic=options.deterministic and imported.counts.total > imported.counts.rule,
+        counts=kept, seconds=seconds, refused=imported.refused,
+        deterministic=options.deterministic and imported.counts.total > imported.counts.rule,
     )
 
 

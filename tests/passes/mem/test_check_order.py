@@ -135,8 +135,8 @@ builtin.module attributes {stepwell.machine = #stepwell.machine<"sm_90">, stepwe
 """
 
 
-def test_sums_that_are_the_same_in_every_run_nr_09():
-    """One program adds up the terms in their order; without the promise they are added in parallel, which is refused with it."""
+def test_sums_that_are_the_same_in_every_run():
+    """NR-09: one program adds up the terms in their order; without the promise they are added in parallel, which is refused with it."""
     pipeline = "gpu-parallel-scatter,gpu-schedule,mem-check-order,mem-to-tt"
     assert "scf.for" in run(SCATTER, pipeline)
     free = SCATTER.replace(', stepwell.order = "repeatable"', "")
