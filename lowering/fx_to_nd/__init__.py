@@ -141,7 +141,7 @@ def import_graph(
     ensure_metadata(gm, example_inputs)
     block = Block()
     b = Importer(gm, block, fallback_random, compile_body, numerics == "eager", make_kernel)
-    b.forced, b.left, b.implicit_fallbacks, b.repeatable = forced, left, implicit_fallbacks, bool(order)
+    b.forced, b.left, b.implicit_fallbacks, b.order = forced, left, implicit_fallbacks, order
     nodes = list(gm.graph.nodes)
     inputs, attributes, places = _arguments(b, nodes, frozenset(static_inputs), (border or Border()).donated)
     output = nodes[-1]

@@ -244,7 +244,8 @@ def _races(s: State, access: Access) -> bool:
     """Whether programs, or threads of one, may store to one element: what one thread stores it does in its own order."""
     dims = {one.dim for one in s.spread}
     opaque = {d for d, value in s.info.opaque.items() if not dims.isdisjoint(Varying(s.info).of_value(value))}
-    return not separate_iterations(s.fix(access.offset), s.spread, opaque)
+    fixed = {d: e for d, e in s.fixed.items() if d not in dims}
+    return not separate_iterations(access.offset.subs(fixed), s.spread, opaque)
 
 
 def _neighbours_gather(s: State, access: Access) -> bool:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xdsl.context import Context
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import IndexType, ModuleOp
 from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop
-from ...dialects.machine import is_repeatable
+from ...dialects.machine import has_fixed_order, is_repeatable
 from ...dialects.nd.base import ExprsAttr
 from ...dialects.nd.types import is_float
 from ..analysis.dependences import memory_of
@@ -58,6 +59,8 @@ def _needs_order(nest: loop.NestOp) -> str:
         if isinstance(op, loop.LoadOp):
             loaded.add(memory_of(outside.get(op.source, op.source)))
         elif isinstance(op, loop.StoreOp):
+            if has_fixed_order(nest) and not isinstance(op.value.owner, arith.ConstantOp):
+                return "what is stored has the order of the program"
             stored.add(memory_of(outside.get(op.target, op.target)))
             if op.store_mode != "set":
                 try:

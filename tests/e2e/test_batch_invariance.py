@@ -216,3 +216,14 @@ def test_decoding_on_a_gpu_gives_the_bits_of_a_prefill(gpu):
     model, tokens = Model(), torch.randint(50, (2, 9))
     (whole,) = bits(model, tokens, False)
     assert torch.equal(bits(model, tokens[:1, :4].clone(), False)[0], whole[:1, :4])
+
+
+@pytest.mark.long
+def test_places_that_several_rows_write_on_a_gpu(gpu):
+    """One after the other, by kernels of ours: the library's sums would be refused."""
+    words, places = nn.Embedding(9, 8), torch.randint(9, (3, 5))
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda at: words(at).sin().sum(), backend="stepwell", options=OPTIONS)
+    (got,) = torch.autograd.grad(compiled(places), words.weight)
+    (want,) = torch.autograd.grad(words(places).sin().sum(), words.weight)
+    torch.testing.assert_close(got, want)

@@ -101,8 +101,8 @@ class NodeBuilder(Builder):
         self.forced: frozenset[str] = frozenset()
         self.left: frozenset[str] = frozenset()
         self.implicit_fallbacks = True
-        self.repeatable = False
-        """Whether sums have the same order in every run (dialects/machine.py)."""
+        self.order = ""
+        """The order that sums are promised (dialects/machine.py)."""
 
     # ---- what torch says of the result of the current node
 

@@ -37,8 +37,9 @@ def indexed_rule(*targets: Any, reads: bool = False, one_value: bool = False) ->
 
 
 def in_any_order(b: Importer) -> bool:
-    """Whether a program of a GPU, whose writes to one place come in any order, must not depend on it: the library sorts them."""
-    return not b.on_cpu and (b.repeatable or torch.are_deterministic_algorithms_enabled())
+    """Whether a program of a GPU, whose writes to one place come in any order, must not depend on it: the library sorts them. Where
+    sums have an order of their own, a kernel takes them one after the other."""
+    return not b.on_cpu and b.order != "fixed" and (b.order == "repeatable" or torch.are_deterministic_algorithms_enabled())
 
 
 def _is_empty(b: Importer, x: SSAValue) -> bool:

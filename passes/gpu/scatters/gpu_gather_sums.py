@@ -30,7 +30,7 @@ from xdsl.ir import Operation, SSAValue
 from ....dialects import loop
 from ....dialects.expr import ZERO, Dim, Expr, IndexMap, dim, dims_subs, free_dims, linear_coeff, product
 from ....dialects.expr.ranges import RangeEnv
-from ....dialects.machine import is_repeatable
+from ....dialects.machine import has_fixed_order, is_repeatable
 from ....dialects.nd.types import element_bytes
 from ...analysis.reduction_kinds import Cursor
 from ...analysis.symbols import symbol_facts
@@ -100,7 +100,7 @@ class GpuGatherSums(Pass):
             added = size(product(found.loops.values()), hints)
             sums_ns, atomics_ns = _sums_ns(found, hints, gpu), added / gpu.rates.atomics_gs
             prices = f"(sums {sums_ns / 1e3:.4g} us, atomic operations {atomics_ns / 1e3:.4g} us)"
-            if sums_ns > atomics_ns and not is_repeatable(op):
+            if sums_ns > atomics_ns and (has_fixed_order(op) or not is_repeatable(op)):
                 self.remark(nest, f"added with atomic operations: {prices}", kind="missed")
                 continue
             self.remark(nest, f"each place sums up what it gets: {prices}", kind="applied")
