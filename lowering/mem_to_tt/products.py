@@ -28,6 +28,7 @@ from ...passes.analysis.dependences import memory_of
 from ...passes.analysis.nest_access import Loop, NestAccess, Node
 from ...passes.gpu.nest_types import UnsupportedNest
 from ...passes.gpu.tiles.product_nests import EXACT_BITS, Factors, factors, row_sums
+from ...passes.gpu.tiles.summed_products import summed_factors
 from ..nest.builder import NO_FLAGS
 from ..nest.values import Condition
 from .body import lower_one
@@ -62,7 +63,7 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
     """The sums of a reduction that is a product, or several, in the shape of the tile."""
     s, b = kernel.s, kernel.s.b
     axes = [tuple(loops) for loops, _ in kernel.tile.axes]
-    parts = factors(s.info, node)
+    parts = factors(s.info, node) if node in s.info.root.children else summed_factors(s.info, node, [one for axis in axes for one in axis])
     if not parts or any(list(f.along) not in (axes, axes[::-1]) for f in parts):
         raise UnsupportedNest("schedule: with dot the loops inside are sums of products, of one factor along each of the axes")
     block, trips = kernel.tile.reduction_block, product(one.size for one in node.loops)

@@ -10,13 +10,15 @@ iterations of %b one after the other: in each it has the whole products.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ....dialects import loop
 from ....dialects.expr.ranges import range_of
-from ...analysis.nest_access import Loop, NestAccess
+from ...analysis.nest_access import Loop, NestAccess, Node
 from ...cost.block_price import PROGRAM_WARPS
 from ...cost.contraction_price import MAX_WEIGHED_ELEMENTS, WEIGHED_ROWS
 from ...cost.machine.gpu import Gpu
-from .product_nests import factors
+from .product_nests import Factors, factors
 from .tile import MIN_DOT_SIDE, Tile, power_of_two
 from .weighed_products import STEP_TERMS, weighed_product
 
@@ -35,12 +37,22 @@ def summed_product(info: NestAccess) -> tuple[Loop, Loop] | None:
     if any(access.is_store for access in node.all_accesses()):
         return None
     sides = {side for part in parts if part is not None for side in part.along}
-    if len(sides) != 2 or any(len(side) != 1 for side in sides):
+    if len(sides) != 2:
         return None
-    rows, columns = sorted((side[0] for side in sides), key=info.root.loops.index)
+    rows, columns = sorted((side[-1] for side in sides), key=info.root.loops.index)  # one program has one of the heads that share a factor
+    if not all(summed_factors(info, child, (rows, columns)) for child in node.children):
+        return None
     most = [range_of(one.size, info.ranges).hi for child in node.children for one in child.loops]
     short = all(n is not None and n <= MAX_WEIGHED_ELEMENTS for n in most)
     return (rows, columns) if short and weighed_product(info) is None else None
+
+
+def summed_factors(info: NestAccess, node: Node, loops: Sequence[Loop]) -> Sequence[Factors]:
+    """The factors of the products that a reduction inside makes, each along one of two loops; none where they are others."""
+    for found in (factors(info, node), factors(info, node, loops)):
+        if found and all(set(part.along) == {(one,) for one in loops} for part in found):
+            return found
+    return ()
 
 
 def summed_tile(info: NestAccess, gpu: Gpu) -> Tile | None:
