@@ -69,9 +69,7 @@ class GpuCarrySoftmax(Pass):
             return
         for func, number in zip(funcs, wanted, strict=True):
             self._carry_scores(func, number.value.data if isinstance(number, IntegerAttr) else 0, symbols)
-        for nest in [n for n in op.walk() if isinstance(n, loop.NestOp) and n.results]:
-            if readers := stored_weights(nest):
-                self._carry_weights(nest, readers, symbols)
+        self._carry_weights([n for n in op.walk() if isinstance(n, loop.NestOp) and n.results], symbols)
 
     def _carry_scores(self, func: FuncOp, wanted: int, symbols: RangeEnv) -> None:
         """Attention of a function; a remark says where the nests of products that were chosen for it (`wanted`) have no such form."""
@@ -91,15 +89,26 @@ class GpuCarrySoftmax(Pass):
             lost = f"scores are in memory though products were chosen to keep them on chip ({wanted - seen})"
             self.remark(func, f"{lost}: {why}", kind="missed")
 
-    def _carry_weights(self, nest: loop.NestOp, readers: list[loop.NestOp], symbols: RangeEnv) -> None:
-        """Weights that are no softmax."""
-        try:
-            count = carry_weights(nest, readers, symbols, self.columns)
-        except Refused as refused:
-            self.remark(nest, str(refused), kind="missed")
-            return
-        self.remark(nest, f"weights are computed where rows are weighed by them: kernels: {count}", kind="applied")
-        self.statistic("num-carried")
+    def _carry_weights(self, nests: list[loop.NestOp], symbols: RangeEnv) -> None:
+        """Weights that are no softmax. Some may be carried only when those are that are computed from them: a round carries some, or is the
+        last one."""
+        carried, refused = True, dict[loop.NestOp, str]()
+        while carried:
+            carried, refused = False, {}
+            for nest in nests:
+                if not (readers := stored_weights(nest)):
+                    continue
+                try:
+                    count = carry_weights(nest, readers, symbols, self.columns)
+                except Refused as why:
+                    refused[nest] = str(why)
+                    continue
+                carried = True
+                self.remark(nest, f"weights are computed where rows are weighed by them: kernels: {count}", kind="applied")
+                self.statistic("num-carried")
+            nests = list(refused)
+        for nest, why in refused.items():
+            self.remark(nest, why, kind="missed")
 
 
 def _rewrite(nest: loop.NestOp, found: SoftmaxWeights, symbols: RangeEnv, columns: int) -> str | None:
