@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 
 CHOICES: dict[str, tuple[object, ...]] = {
-    "layout": ("heads", "merged", "batches"),
+    "layout": ("heads", "merged", "batches", "chunked"),
+    "groups": ("own", "own", "expand", "interleave"),
     "product": ("matmul", "einsum", "bmm"),
     "scale": ("query", "key", "times", "over", "late"),
     "wide": ("never", "scores", "softmax", "factors"),
@@ -19,9 +20,9 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "bias_first": (False, True),
     "cap": (None, None, 5.0),
     "mask": ("none", "causal", "window", "padding"),
-    "hide": ("where", "masked_fill", "add", "lowest"),
+    "hide": ("where", "masked_fill", "add", "lowest", "triangle"),
     "mask_first": (False, True),
-    "weights": ("softmax", "softmax", "by hand", "logsumexp", "divided later"),
+    "weights": ("softmax", "softmax", "by hand", "logsumexp", "divided later", "sigmoid"),
     "dropout": (0.0, 0.0, 0.25),
     "cross": (False, True),
     "back": ("matmul", "einsum"),
@@ -34,6 +35,7 @@ class Spelling:
     """One way to write attention. The fields are those of CHOICES."""
 
     layout: str
+    groups: str
     product: str
     scale: str
     wide: str
@@ -54,6 +56,10 @@ class Spelling:
         drawn = {name: rng.choice(values) for name, values in CHOICES.items()}
         if drawn["wide"] == "factors" and drawn["scale"] in ("query", "key"):
             drawn["scale"] = "times"
+        if drawn["layout"] == "batches":  # heads are not seen
+            drawn["groups"] = "own"
+        if drawn["layout"] == "chunked":
+            drawn["cross"], drawn["groups"] = False, "own"
         return cls(**drawn)  # pyright: ignore[reportArgumentType]
 
     def __str__(self) -> str:
@@ -66,9 +72,12 @@ class Spelling:
         def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
             return torch.randn(shape, generator=rng).to(dtype).requires_grad_()
 
-        shapes = {"heads": lambda n: (batch, heads, n, width), "merged": lambda n: (batch, n, heads * width)}
-        shape = shapes.get(self.layout, lambda n: (batch * heads, n, width))
-        found = [numbers(*shape(n)) for n in (rows, terms, terms)]
+        shapes = {"heads": lambda n, h: (batch, h, n, width), "merged": lambda n, h: (batch, n, h * width)}
+        shape = shapes.get(self.layout, lambda n, h: (batch * h, n, width))
+        few = heads if self.groups == "own" else heads // 2
+        found = [numbers(*shape(rows, heads)), numbers(*shape(terms, few)), numbers(*shape(terms, few))]
+        if self.layout == "chunked":
+            found = [numbers(batch, rows, 3 * heads * width)]
         biases = {"tensor": (heads, rows, terms), "shared": (batch, 1, rows, terms), "table": (2 * max(rows, terms), heads)}
         if self.bias in biases:
             found.append(numbers(*biases[self.bias], dtype=torch.float32 if self.bias == "table" else torch.bfloat16))
@@ -86,10 +95,15 @@ class Spelling:
         return attention
 
     def __call__(self, drop: Callable[[torch.Tensor], torch.Tensor], batch: int, heads: int, *tensors: torch.Tensor) -> torch.Tensor:
-        q, k, v, *others = tensors
+        q, k, v, *others = (*tensors[0].chunk(3, -1), *tensors[1:]) if self.layout == "chunked" else tensors
         others = iter(others)
-        if self.layout == "merged":
-            q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k, v))
+        if self.layout in ("merged", "chunked"):
+            few = heads if self.groups == "own" else heads // 2
+            q, k, v = (x.unflatten(-1, (h, -1)).transpose(1, 2) for x, h in ((q, heads), (k, few), (v, few)))
+        if self.groups == "expand":
+            k, v = (x[:, :, None].expand(-1, -1, 2, -1, -1).reshape(batch, heads, *x.shape[2:]) for x in (k, v))
+        elif self.groups == "interleave":
+            k, v = (x.repeat_interleave(2, 1) for x in (k, v))
         if self.product == "bmm" and self.layout != "batches":
             q, k, v = (x.flatten(0, 1) for x in (q, k, v))
         flat = q.dim() == 3
@@ -104,7 +118,7 @@ class Spelling:
         if scores.dim() == 4 and flat:
             scores = scores.flatten(0, 1)
         out = self._weighed(scores, v, drop)
-        if self.layout == "merged":
+        if self.layout in ("merged", "chunked"):
             out = out.unflatten(0, (batch, heads)) if out.dim() == 3 else out
             out = out.transpose(1, 2).flatten(2)
         return out
@@ -147,7 +161,9 @@ class Spelling:
         visible = {"causal": j <= i, "window": (i - j).abs() < 7, "padding": there}.get(self.mask)
         if visible is None:
             return scores
-        if self.hide == "where":
+        if self.hide == "triangle" and self.mask == "causal":
+            return scores + torch.full((scores.shape[-2], scores.shape[-1]), -math.inf).triu(1).to(scores.dtype)
+        if self.hide in ("where", "triangle"):
             return torch.where(visible, scores, -math.inf)
         if self.hide == "masked_fill":
             return scores.masked_fill(~visible, -math.inf)
@@ -160,6 +176,8 @@ class Spelling:
             scores = scores.to(wider(scores.dtype))
         if self.weights == "softmax":
             weights = torch.softmax(scores, -1)
+        elif self.weights == "sigmoid":
+            weights = torch.sigmoid(scores)
         elif self.weights == "logsumexp":
             weights = torch.exp(scores - scores.logsumexp(-1, keepdim=True))
         else:
