@@ -36,10 +36,10 @@ def summed_product(info: NestAccess) -> tuple[Loop, Loop] | None:
         return None
     if any(access.is_store for access in node.all_accesses()):
         return None
-    sides = {side for part in parts if part is not None for side in part.along}
+    sides = {side[-1].dim: side[-1] for part in parts if part is not None for side in part.along}
     if len(sides) != 2:
         return None
-    rows, columns = sorted((side[-1] for side in sides), key=info.root.loops.index)  # one program has one of the heads that share a factor
+    rows, columns = sorted(sides.values(), key=info.root.loops.index)  # one program has one of the heads that share a factor
     if not all(summed_factors(info, child, (rows, columns)) for child in node.children):
         return None
     most = [range_of(one.size, info.ranges).hi for child in node.children for one in child.loops]
