@@ -81,6 +81,12 @@ def _fold_identity_view(rw: Rewriter, op: nd.ViewOp) -> SSAValue | None:
     return op.input
 
 
+def _moves_ones(rw: Rewriter, op: nd.PermuteOp) -> SSAValue | None:
+    """A permutation that keeps the order of all dimensions that are not 1 is a reshape."""
+    kept = [d for d in op.dims.data if tensor_type(op.input).dims[d] is not ONE]
+    return rw.new(nd.ReshapeOp.new((op.input,), op.result.type)) if kept == sorted(kept) else None
+
+
 def _fold_view_of_view(rw: Rewriter, op: nd.ViewOp) -> SSAValue | None:
     """Two views of one kind as one."""
     inner = op.input.owner
@@ -337,7 +343,8 @@ def _with_batch(rw: Rewriter, x: SSAValue, batch: tuple[Expr, ...]) -> SSAValue:
 
 
 RULES: dict[type[Operation], list[Rule]] = {
-    **{cls: VIEW_RULES for cls in (nd.PermuteOp, nd.ExpandOp, nd.SliceOp, nd.FlipOp, nd.IndexViewOp)},
+    nd.PermuteOp: [*VIEW_RULES, _moves_ones],
+    **{cls: VIEW_RULES for cls in (nd.ExpandOp, nd.SliceOp, nd.FlipOp, nd.IndexViewOp)},
     nd.ReshapeOp: [*VIEW_RULES, without_parts],
     CastOp: [_fold_cast],
     OPS["add"]: [_fold_constants, _add, sum_of_pads, scatter_into_sum],

@@ -25,6 +25,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ....dialects import nd
 from ....dialects.expr import ONE, Expr, exact_quotient, product
+from ....dialects.expr.ranges import RangeEnv
 from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.pointwise import OPS, CastOp, CmpOp, PointwiseOp, SelectOp
 from ....dialects.nd.types import TensorType, tensor_type
@@ -37,8 +38,9 @@ from ...manager.pass_manager import Pass
 from ..algebra.rewriter import drop_dead
 from ..attention_masks import LOWEST, is_number
 from ..nd_attention import MIN_CPU_SCORES, keeps_eager_numerics
-from ..products.carried_scores import is_of_products
+from ..products.carried_scores import CarriedScores, carried_scores, is_of_products
 from ..products.carried_weights import CarriedWeights, WeighedRows, carried_weights
+from ..products.shared_batches import share_batches
 from ..repeated_heads import without_repeats
 from .terms import FREE, Dims, TermsFunction, four_dims, operands_first, swapped, swaps, without_views
 
@@ -67,6 +69,7 @@ class NdWeighRows(Pass):
         symbols, hints = nd.symbol_ranges(op), symbol_hints(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             writer = _Writer(op, self.fewest, hints)
+            _share_batches(func, symbols)
             products = [o for o in func.body.block.ops if isinstance(o, nd.MatmulOp)]
             for one in products:
                 why = writer.softmax(one)
@@ -82,6 +85,16 @@ class NdWeighRows(Pass):
             self.remark(op, f"scores are in memory: {why}", kind="missed")
         else:
             self.statistic("num-weighed")
+
+
+def _share_batches(func: FuncOp, symbols: RangeEnv) -> None:
+    """Give what is one call the same batch dimensions, which a program may merge and part."""
+    while True:
+        products = [op for op in func.body.block.ops if isinstance(op, nd.MatmulOp)]
+        attention = (one for op in products if isinstance(one := carried_scores(op, products, symbols, shared=True), CarriedScores))
+        groups = (*attention, *carried_weights(products, symbols, by_blocks=True))
+        if not any(share_batches(one.scores, one.products) for one in groups):
+            return
 
 
 @dataclass(frozen=True)
