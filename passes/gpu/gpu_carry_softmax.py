@@ -47,6 +47,7 @@ from .carried.row_numbers import compute_where_read
 from .carried.softmax_weights import SoftmaxWeights, same_row, softmax_weights, yielded
 from .carried.term_writer import TermWriter, needed, product_of
 from .gpu_online_softmax import computed_alike
+from .tiles.tile import Sizes
 from .tiles.weighed_products import as_weighed
 
 CASTS = (arith.ExtFOp, arith.TruncFOp)
@@ -62,14 +63,14 @@ class GpuCarrySoftmax(Pass):
     """Columns of the rows that are weighed at most, which a program has all of; 0: scores stay in memory."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        symbols, _ = symbol_facts(op)
+        symbols, hints = symbol_facts(op)
         funcs = [f for f in op.ops if isinstance(f, FuncOp)]
         wanted = [f.attributes.pop(CARRIED, None) for f in funcs]
         if not self.columns or not machine_of(op, Gpu).multiplies_halves or has_fixed_order(op):
             return
         for func, number in zip(funcs, wanted, strict=True):
             self._carry_scores(func, number.value.data if isinstance(number, IntegerAttr) else 0, symbols)
-        self._carry_weights([n for n in op.walk() if isinstance(n, loop.NestOp) and n.results], symbols)
+        self._carry_weights([n for n in op.walk() if isinstance(n, loop.NestOp) and n.results], symbols, Sizes(hints))
 
     def _carry_scores(self, func: FuncOp, wanted: int, symbols: RangeEnv) -> None:
         """Attention of a function; a remark says where the nests of products that were chosen for it (`wanted`) have no such form."""
@@ -89,7 +90,7 @@ class GpuCarrySoftmax(Pass):
             lost = f"scores are in memory though products were chosen to keep them on chip ({wanted - seen})"
             self.remark(func, f"{lost}: {why}", kind="missed")
 
-    def _carry_weights(self, nests: list[loop.NestOp], symbols: RangeEnv) -> None:
+    def _carry_weights(self, nests: list[loop.NestOp], symbols: RangeEnv, sizes: Sizes) -> None:
         """Weights that are no softmax. Some may be carried only when those are that are computed from them: a round carries some, or is the
         last one."""
         carried, refused = True, dict[loop.NestOp, str]()
@@ -99,7 +100,7 @@ class GpuCarrySoftmax(Pass):
                 if not (readers := stored_weights(nest)):
                     continue
                 try:
-                    count = carry_weights(nest, readers, symbols, self.columns)
+                    count = carry_weights(nest, readers, symbols, sizes, self.columns)
                 except Refused as why:
                     refused[nest] = str(why)
                     continue

@@ -57,7 +57,7 @@ def _empty(b: Importer, *args: Any, **options: Any) -> SSAValue:
     return _filled(b, float("nan") if b.out_dtype in FLOATS else highest(b.out_dtype))
 
 
-for _name in "zeros zeros_like new_zeros zero _efficientzerotensor".split():
+for _name in "zeros zeros_like new_zeros _efficientzerotensor".split():
     rule(packet(aten, _name))(_constant(0))
 for _name in "empty empty_like new_empty empty_strided new_empty_strided empty_permuted".split():
     rule(packet(aten, _name))(_empty)

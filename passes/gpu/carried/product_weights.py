@@ -16,13 +16,15 @@ from xdsl.dialects import arith
 from xdsl.ir import Block, Operation, SSAValue
 
 from ....dialects import loop
-from ....dialects.expr import Dim, free_dims
+from ....dialects.expr import Dim, free_dims, product
 from ....dialects.expr.ranges import RangeEnv
+from ....dialects.nd.types import tensor_type
 from ...analysis.reduction_kinds import Cursor
 from ...cost.contraction_price import MAX_JOINED_COLUMNS, MAX_WEIGHED_ELEMENTS
 from ...loop.fusion.placement import final_store, needed
 from ...loop.transform.nest_transform import Refused
 from ..tiles.summed_products import summed_product
+from ..tiles.tile import Sizes
 from ..tiles.weighed_products import as_weighed
 from .placed_weights import Placing, is_placing, place_weights, placing
 from .separate_sums import separable_sums, separate_sums
@@ -39,7 +41,7 @@ def stored_weights(nest: loop.NestOp) -> list[loop.NestOp]:
     return [op for op in nest.parent.ops if isinstance(op, loop.NestOp) and op in readers] if nest.parent is not None else []
 
 
-def carry_weights(storing: loop.NestOp, readers: list[loop.NestOp], symbols: RangeEnv, columns: int) -> int:
+def carry_weights(storing: loop.NestOp, readers: list[loop.NestOp], symbols: RangeEnv, sizes: Sizes, columns: int) -> int:
     """Have the readers compute the weights, and say how many nests they are then; Refused says why not."""
     for use in [use for result in storing.results for use in result.uses]:
         op = use.operation
@@ -50,7 +52,7 @@ def carry_weights(storing: loop.NestOp, readers: list[loop.NestOp], symbols: Ran
     separate: dict[loop.NestOp, list[loop.NestOp]] = {}
     made: list[tuple[list[loop.NestOp], loop.NestOp]] = []
     try:
-        sums = _single_sums([reader for reader in readers if reader not in adding], storing, separate)
+        sums = _single_sums([reader for reader in readers if reader not in adding], storing, separate, sizes)
         if any(len(_places(reader, storing)[1]) != 1 for reader in sums):
             raise Refused("a sum needs weights of several places")
         made += [([one.nest for one in group], place_weights(group, storing, symbols)) for group in placings]
@@ -77,13 +79,19 @@ def carry_weights(storing: loop.NestOp, readers: list[loop.NestOp], symbols: Ran
     return len(made)
 
 
-def _single_sums(readers: list[loop.NestOp], storing: loop.NestOp, separate: dict[loop.NestOp, list[loop.NestOp]]) -> list[loop.NestOp]:
-    """The nests of one sum each that do what readers do, as far as they read weights; `separate` gets those that several make of one."""
+def _single_sums(
+    readers: list[loop.NestOp], storing: loop.NestOp, separate: dict[loop.NestOp, list[loop.NestOp]], sizes: Sizes
+) -> list[loop.NestOp]:
+    """The nests of one sum each that do what readers do, as far as they read weights; `separate` gets those that several make of one.
+    Refused where more is stored between these than the weights are."""
     found: list[loop.NestOp] = []
     for reader in readers:
         loads = [op for op in reader.walk() if isinstance(op, loop.LoadOp) and op.source.owner is storing]
         sums = [op for op in reader.block.ops if isinstance(op, loop.ReduceOp)]
         if len(sums) > 1:
+            beside = (len(sums) - 1) * sizes(product(reader.loop_sizes))
+            if beside > sum(sizes(tensor_type(weights).numel) for weights in storing.results):
+                raise Refused("the sums beside the weighed one are larger than the weights")
             separate[reader] = separate_sums(reader, next(op for op in sums if op is loads[0].parent_op()))
         nests = separate.get(reader, [reader])
         found += [nest for nest in nests if any(isinstance(op, loop.LoadOp) and op.source.owner is storing for op in nest.walk())]

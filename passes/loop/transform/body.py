@@ -289,7 +289,9 @@ class Body:
         return self.logical_and(low, high)
 
     def holds(self, index: Sequence[Expr], sizes: Sequence[Expr]) -> bool:
-        """Whether an index is known to be inside of `sizes`."""
+        """Whether an index is known to be inside of `sizes`, also where a dimension that a checked index goes into turns out empty."""
+        if self._bounded and any(d in self._bounded for e in index for d in free_dims(e)):
+            return False
         return all(prove_ge0(e, self.env) and prove_lt(e, size, self.env) for e, size in zip(map(self.simplify, index), sizes, strict=True))
 
     def bound(
