@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from support import import_function, lower
 from torch.utils import _pytree as pytree
+from xdsl.parser import Parser
 
 from stepwell.dialects.host import LaunchOp
 from stepwell.dialects.tt.structure import RARE, AssertOp, FuncOp
@@ -202,3 +203,18 @@ def test_triton_compiles_it(name, target):
 
     modules = kernel_modules(lowered(name, name != "reshaped", torch.float32, target).module)
     assert all(built.code[:4] == b"\x7fELF" for built in compile_kernels(modules, gpu_target(target)))
+
+
+def test_chunks_of_one_term_that_are_none():
+    """The bound has three terms, the call two: the third chunk stores nothing, where the next row's first element is."""
+    imported = import_function(lambda x: (x[:, 1:] * x[:, :-1]).cumsum(1), torch.randn(3, 3), mode="symbolic")
+    run(default_pipeline("gpu", stages=("nd", "loop", "mem")), imported.module, context())
+    text = str(imported.module)
+    for old, new in (("blocks = [4", "blocks = [1"), ("reduction_block = 4", "reduction_block = 1"), ("chunks = 1", "chunks = 3")):
+        assert old in text
+        text = text.replace(old, new)
+    module = Parser(context(), text).parse_module()
+    run(default_pipeline("gpu", stages=("tt",)), module, context())
+    x = torch.randn(3, 3)
+    (found,) = run_loop(module, [x], imported.constants, imported.objects)
+    torch.testing.assert_close(found.reshape(3, 2), (x[:, 1:] * x[:, :-1]).cumsum(1))
