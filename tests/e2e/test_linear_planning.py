@@ -95,7 +95,7 @@ def calls_of_passes(function) -> Counter[str]:
 
 @pytest.mark.parametrize(
     ("program", "count"),
-    [("unequal parts", 10), *[pytest.param(name, count, marks=pytest.mark.long) for name, count in COUNTS.items()]],
+    [("unequal parts", 10), *[pytest.param(name, count, marks=(pytest.mark.long, pytest.mark.crossed)) for name, count in COUNTS.items()]],
     ids=str,
 )
 def test_each_pass_looks_at_twice_as_much_of_twice_the_graph(program, count):
