@@ -211,11 +211,9 @@ class State(NestValues):
         """Where a tensor of this shape lies inside of the loops; None: everywhere."""
         varies = shape is not None and self.inner_axis is not None and shape[self.inner_axis] > 1
         found = None if varies or not self.inner else self.runs
-        if self.inner and self.inner_axis is not None and self.full[self.inner_axis] == 1:  # blocks of one term, some of none
-            found = self.b.both(found, self.axes[self.inner_axis].mask)
         if shape is not None:
-            for axis, size in zip(self.axes, shape, strict=True):
-                if size > 1:
+            for k, (axis, size) in enumerate(zip(self.axes, shape, strict=True)):
+                if size > 1 or (self.inner and k == self.inner_axis and self.full[k] == 1):  # a block of one term may be none
                     found = self.b.both(found, axis.mask)
         return found
 
