@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import GraphModule, Node
 
-from ...lowering.fx_to_nd.calls.deterministic import fills_memory
 from ...passes.fingerprint.code_modules import Uncacheable
 from ...targets.cpu.cache import environment
 from ...targets.cpu.features import target
@@ -52,7 +51,8 @@ def settings_key(options: Options) -> str:
         raise Uncacheable("directives for single nests are given")
     writer = Writer()
     writer.value([(name, getattr(options, name)) for name in with_effect(Effect.KEYED)])
-    writer.value((torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), fills_memory()))
+    fills = torch._C._get_deterministic_fill_uninitialized_memory()
+    writer.value((torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), fills))
     if options.autotune or (options.tune_unsure and torch.cuda.is_initialized()):
         writer.value([torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())])
     writer.value((environment(), torch.backends.mkldnn.is_available()))
