@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from xdsl.context import Context
@@ -37,7 +37,6 @@ from ...passes.manager.pass_manager import Pass
 from ..extensions.cache_keys import meaning
 from .pair_trace import PatternTraceError, Ranges, Traced, examples, is_traceable, trace
 
-F = TypeVar("F", bound=Callable[..., Any])
 MEANING = "its meaning"
 """What an operator's import rule is called beside the implementations."""
 
@@ -83,7 +82,7 @@ _REGISTERED: dict[str, _Operator] = {}
 
 def register_implementation(
     operator: torch._ops.OpOverload,
-    function: F | None = None,
+    function: Callable[..., Any] | None = None,
     *,
     when: Callable[[OperatorCall], Any] | None = None,
     price: Callable[[OperatorCall], float] | None = None,
@@ -102,7 +101,7 @@ def register_implementation(
     Raises RuleError for what is no overload, or no function."""
     check_operator(operator)
 
-    def register(given: F) -> F:
+    def register(given: Callable[..., Any]) -> Callable[..., Any]:
         if not callable(given):
             raise RuleError(f"an implementation of {operator} is a function of its arguments, got {given!r}")
         for what, one in (("when", when), ("price", price)):
