@@ -131,6 +131,18 @@ def drop_nest(nest: NestOp) -> None:
         drop_empty(empty)
 
 
+def empty_copy(nest: NestOp, outs: Sequence[SSAValue]) -> tuple[NestOp, dict[SSAValue, SSAValue]]:
+    """A nest of the same loops and attributes on `outs`, those of `nest` first, without operations; and its arguments by those of `nest`,
+    for clones of these."""
+    made = NestOp.build_nest(nest.loop_sizes, list(outs), nest.location)
+    made.properties.update(nest.properties)
+    made.attributes.update(nest.attributes)
+    values: dict[SSAValue, SSAValue] = dict(zip(nest.block.args, made.block.args, strict=False))
+    for old, new in values.items():
+        new.name_hint = old.name_hint
+    return made, values
+
+
 def take_uses(before: Iterable[SSAValue], after: Iterable[SSAValue]) -> None:
     """Have values take the uses and the names of as many others."""
     for old, new in zip(before, after, strict=True):

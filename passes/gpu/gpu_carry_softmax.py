@@ -155,12 +155,7 @@ def _rewrite(nest: loop.NestOp, found: SoftmaxWeights, symbols: RangeEnv, column
 
 def _with_outs(nest: loop.NestOp, outs: Sequence[SSAValue]) -> loop.NestOp:
     """A copy of a nest on tensors that stores to more of them."""
-    made = loop.NestOp.build_nest(nest.loop_sizes, [*nest.outs, *outs], nest.location)
-    made.properties.update(nest.properties)
-    made.attributes.update(nest.attributes)
-    values: dict[SSAValue, SSAValue] = dict(zip(nest.block.args, made.block.args, strict=False))
-    for old, new in values.items():
-        new.name_hint = old.name_hint
+    made, values = loop.empty_copy(nest, (*nest.outs, *outs))
     for op in nest.block.ops:
         made.block.add_op(op.clone(values))
     return made

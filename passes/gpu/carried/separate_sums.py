@@ -38,12 +38,7 @@ def separate_sums(nest: loop.NestOp, first: loop.ReduceOp) -> list[loop.NestOp]:
         if reduce is not first:
             sides.append(_alone(nest, reduce))
             values.update(zip(reduce.results, sides[-1].results, strict=True))
-    made = loop.NestOp.build_nest(nest.loop_sizes, list(nest.outs), nest.location)
-    made.properties.update(nest.properties)
-    made.attributes.update(nest.attributes)
-    copies: dict[SSAValue, SSAValue] = dict(zip(nest.block.args, made.block.args, strict=True))
-    for old, new in copies.items():
-        new.name_hint = old.name_hint
+    made, copies = loop.empty_copy(nest, nest.outs)
     for op in nest.block.ops:
         if isinstance(op, loop.ReduceOp) and op is not first:
             for result in op.results:
