@@ -70,7 +70,8 @@ class Program:
 
 
 def _varlen(*window: int) -> Callable[..., Tensor]:
-    return lambda q, k, v, a, b: varlen_attn(q, k, v, a, b, 90, 60, window_size=window, enable_gqa=True)  # pyright: ignore[reportReturnType]
+    settings = {"enable_gqa": True} if torch.__version__ >= (2, 12) else {}  # torch 2.11 has shared keys unasked
+    return lambda q, k, v, a, b: varlen_attn(q, k, v, a, b, 90, 60, window_size=window, **settings)  # pyright: ignore[reportReturnType]
 
 
 def _efficient(kind: int) -> Callable[..., Tensor]:

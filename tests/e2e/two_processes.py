@@ -61,7 +61,8 @@ def bucketed(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Three kinds of collectives of small tensors, each kind in one bucket: 0-d tensors, and rows of other lengths."""
     sums = [collectives.all_reduce(t, "sum", GROUP) for t in (x.cos(), x.mean(), x[1])]
     rows = [collectives.all_gather_tensor(t, 0, GROUP) for t in (x.exp(), x[:1].sin(), x.sum(1))]
-    parts = [collectives.reduce_scatter_tensor(t, "sum", 0, GROUP) for t in (x * 3, x.tanh().t(), x.sum(1))]
+    columns = x.tanh().t() if torch.__version__ >= (2, 12) else x.tanh().t().contiguous()  # torch 2.11 refuses the others, in eager too
+    parts = [collectives.reduce_scatter_tensor(t, "sum", 0, GROUP) for t in (x * 3, columns, x.sum(1))]
     return (*sums, *rows, *(p + 1 for p in parts))
 
 

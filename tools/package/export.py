@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ...errors import StepwellError
+from ...lowering.fx.pre_grad.lstm_training import lstm_states
 from ...targets.package import schema
 from ...targets.package.errors import PackageError
 from ...targets.package.format import Section, check_place, write_package
@@ -173,7 +174,7 @@ def _program(name: str, what: Any) -> Any:
     module = as_module(what.model)
     _check_dimensions(name, what.args, what.dynamic_shapes)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), lstm_states():
             return torch_export(module, what.args, dict(what.kwargs), dynamic_shapes=what.dynamic_shapes, strict=False)
     except StepwellError:
         raise

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from ...dialects.expr import Expr, to_python
 from ...lowering.fx.decompositions import decomposition_table
 from ...lowering.fx.post_grad.freezing import fold, foldable
+from ...lowering.fx.pre_grad.lstm_training import lstm_states
 from ...lowering.fx.pre_grad.whole_operators import whole_overloads
 from ...lowering.fx.rewrites import rewrites_at
 from ...lowering.sympy_bridge import bound_of, symint_expr
@@ -117,7 +118,7 @@ def decomposed(name: str, program: Any, options: Options, more: Mapping[Any, Any
     table.update(checked(options.decompositions))
     table.update(more or {})
     try:
-        with torch.no_grad():
+        with torch.no_grad(), lstm_states():
             return program.run_decompositions(table)
     except Exception as error:
         raise PackageError(f"entry point '{name}': torch cannot decompose the exported program: {type(error).__name__}: {error}") from error

@@ -2,13 +2,17 @@
 
 torch traces an LSTM whose input needs no gradient as one call of oneDNN, also where its weights need one. That call
 gives no workspace unless it runs under autograd, so that AOTAutograd has nothing to save for backward, and fails.
+
+torch 2.11 spells an LSTM out with a dimension too many in its last states, which `lstm_states` mends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.fx import GraphModule, Node
@@ -30,11 +34,31 @@ def _needs_gradient(node: Node) -> bool:
 @contextmanager
 def traceable_lstms(gm: Any) -> Iterator[None]:
     """Trace a graph that trains an LSTM without oneDNN; whether it is enabled is asked while tracing alone."""
-    if not (isinstance(gm, GraphModule) and trains_lstm(gm) and torch._C._get_mkldnn_enabled()):
+    with lstm_states():
+        if not (isinstance(gm, GraphModule) and trains_lstm(gm) and torch._C._get_mkldnn_enabled()):
+            yield
+            return
+        torch._C._set_mkldnn_enabled(False)
+        try:
+            yield
+        finally:
+            torch._C._set_mkldnn_enabled(True)
+
+
+@contextmanager
+def lstm_states() -> Iterator[None]:
+    """While tracing, the last states of an LSTM that is spelled out have the shapes of its first ones."""
+    if torch.__version__ >= (2, 12):
         yield
         return
-    torch._C._set_mkldnn_enabled(False)
-    try:
+    from torch._decomp import decompositions
+
+    layer = decompositions.one_layer_lstm
+
+    @wraps(layer)
+    def shaped(inp: torch.Tensor, hidden: Any, *args: Any, **kwargs: Any) -> Any:
+        out, states = layer(inp, hidden, *args, **kwargs)
+        return out, tuple(last.reshape(first.shape) for last, first in zip(states, hidden, strict=True))
+
+    with patch.object(decompositions, "one_layer_lstm", shaped):
         yield
-    finally:
-        torch._C._set_mkldnn_enabled(True)

@@ -16,7 +16,7 @@ from stepwell.tools.backend import frozen
 from stepwell.tools.options.options import Options
 
 TOLERATED = {2: 2.0, 4: 6.0}
-"""Tile -> by how much the root mean square of errors may exceed that of the direct form."""
+"""Tile -> by how much the root mean square of errors may exceed that of sums whose terms are added one after the other."""
 
 
 def folded(convolution, image, weight, tile=4):
@@ -25,6 +25,14 @@ def folded(convolution, image, weight, tile=4):
     fold(gm, {[n for n in gm.graph.nodes if n.op == "placeholder"][1]: weight}, winograd=tile)
     gm.recompile()
     return gm, [n for n in gm.graph.nodes if n.target is winograd]
+
+
+def added_in_order(x, weight):
+    """A convolution, padded by 1, in the arithmetic that every machine has: a library's sums differ from CPU to CPU."""
+    rows, total = F.unfold(x, 3, padding=1)[0], torch.zeros(len(weight), x[0, 0].numel())
+    for row, column in zip(rows, weight.flatten(1).unbind(1), strict=True):
+        total += column[:, None] * row
+    return total.view(1, len(weight), *x.shape[2:])
 
 
 def rms(got, want):
@@ -39,7 +47,7 @@ def test_n28_errors_are_bounded(tile, channels):
     x, weight = torch.randn(1, channels, 26, 26).relu(), torch.randn(32, channels, 3, 3)
     want = F.conv2d(x.double(), weight.double(), padding=1)
     got = winograd(x, transformed_weight(weight, tile), None, [1, 1])
-    assert rms(got, want) < TOLERATED[tile] * rms(F.conv2d(x, weight, padding=1), want)
+    assert rms(got, want) < TOLERATED[tile] * rms(added_in_order(x, weight), want)
 
 
 SIZES = [
@@ -95,7 +103,7 @@ def test_fz_01_the_graph_has_the_operator_and_its_values():
     gm, found = folded(plain, x, weight)
     assert len(found) == 1 and getattr(gm, found[0].args[1].target).shape == (36, 64, 64)
     assert found[0].meta["val"].shape == (1, 64, 28, 28)
-    torch.testing.assert_close(gm(x, None), plain(x, weight), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(gm(x, None).double(), plain(x.double(), weight.double()), atol=2e-4, rtol=1e-4)
     torch.library.opcheck(winograd, (x, transformed_weight(weight, 2), None, [1, 1]), test_utils="test_faketensor")
 
 
