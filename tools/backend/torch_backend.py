@@ -217,10 +217,14 @@ def _plain(value: Any) -> Any:
 
 
 def partition(gm: GraphModule, joint_inputs: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-    """Split the joint graph where the fewest bytes are saved for backward (torch's min-cut partitioner)."""
+    """Split the joint graph where the fewest bytes are saved for backward (torch's min-cut partitioner).
+
+    Equal calls were merged before, by a rewrite of ours: torch's pass would import Inductor."""
+    from torch._functorch import config
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-    return min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+    with config.patch(cse=False):
+        return min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
 
 
 def _captures_launches() -> bool:

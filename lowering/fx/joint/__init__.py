@@ -42,5 +42,9 @@ REWRITES = (
         "spell-out-recomputable", "joint.recomputable:spell_out_recomputable", "what is cheap is computed again in the backward graph",
         lambda s: s.trains and s.own_partition, lambda s: (s.left_to_aten, _kernels(s)), counter="recomputable",
     ),
+    FxRewrite(
+        "merge-common-subexpressions", "joint.common_subexpressions:merge_common_subexpressions",
+        "equal calls are made once", lambda s: s.own_partition,
+    ),
 )  # fmt: skip
 """In the order in which they run."""
