@@ -165,7 +165,7 @@ def no_sum(s: State, known: bool, kind: Attribute = f32) -> SSAValue:
 
 def lies_along(info: NestAccess, node: Node, one: Loop) -> bool:
     """Whether neighbours along a loop of the nest lie side by side in memory, of a matrix that a reduction reads."""
-    matrices = [a.offset for a in node.accesses if node.loops[-1].dim in free_dims(a.offset)]
+    matrices = [a.offset for a in node.accesses if node.last_dim in free_dims(a.offset)]
     return any(linear_coeff(offset, one.dim) is ONE for offset in matrices)
 
 

@@ -87,6 +87,11 @@ class Node:
         self.num_ops = 0.0
         """Cost of the ops of the body other than accesses and loops."""
 
+    @property
+    def last_dim(self) -> Dim | None:
+        """The index of its last loop; None where normalisation has left none, as of loops of one iteration."""
+        return self.loops[-1].dim if self.loops else None
+
     def walk(self) -> Iterator[Node]:
         """This node and all inside it."""
         yield self

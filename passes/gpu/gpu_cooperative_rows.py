@@ -277,7 +277,7 @@ def _registers(tile: Tile, inside: Sequence[Node], kept: int, moments: bool, gpu
     """Registers of a thread with which as many programs run side by side as what they keep leaves room for."""
     threads = tile.warps * 32
     loads = [(n, a) for n in inside for a in n.accesses if not a.is_store]
-    streams = {a.buffer for n, a in loads if n.loops[-1].dim in free_dims(a.offset)}
+    streams = {a.buffer for n, a in loads if n.last_dim in free_dims(a.offset)}
     held = tile.reduction_block * tile.chunks * kept // threads
     if tile.halves:
         stored = {a.buffer for n in inside for a in n.accesses if a.is_store}

@@ -66,6 +66,15 @@ def test_views_graphs_and_updates(gpu):
     properties.test_updates_through_views.hypothesis.inner_test([(rng.choice(properties.LAYOUTS[:4]), steps(3, 10)) for _ in range(20)])
 
 
+def test_scans_of_one_element(gpu):
+    """A scan of one gathered element has no loops left, and no last one to lay along the lanes."""
+    for scan in (lambda x: x.cummax(-1), lambda x: x.cumsum(-1)):
+        for index in (torch.tensor([3]), torch.tensor([[1], [0], [2]])):
+            x = torch.tensor([-1.75, 0.0, 3.0, 2.75])
+            got = torch.compile(lambda x, i, scan=scan: scan(x[i]), backend="stepwell")(x, index)
+            torch.testing.assert_close(got, scan(x[index]))
+
+
 def test_an_empty_part_of_a_reduction(gpu):
     """Where the bound of a size leaves nothing to the last of a split reduction's parts."""
 

@@ -219,7 +219,7 @@ def _computed(factor: SSAValue, element: Attribute) -> Computed:
 
 
 def _factors(inside: Sequence[Node]) -> list[Access]:
-    return [a for n in inside for a in n.accesses if not a.is_store and n.loops[-1].dim in free_dims(a.offset)]
+    return [a for n in inside for a in n.accesses if not a.is_store and n.last_dim in free_dims(a.offset)]
 
 
 def _blocks(work: _Product, gpu: Gpu) -> Iterator[Tile]:
@@ -269,7 +269,7 @@ def _of_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes, gpu: Gpu
     around = sizes.trips(rest) * -(-sizes.trips(few) // rows)
     enough = gpu.multiprocessors * MIN_PROGRAMS_PER_MULTIPROCESSOR
     columns = next((n for n in SKINNY_BLOCK_COLUMNS if around * (sizes.trips(many) // n) >= enough), SKINNY_BLOCK_COLUMNS[-1])
-    loads = [a for n in inside for a in n.accesses if not a.is_store and n.loops[-1].dim in free_dims(a.offset)]
+    loads = [a for n in inside for a in n.accesses if not a.is_store and n.last_dim in free_dims(a.offset)]
     terms_alone = {one.dim for n in inside for one in n.loops}
     places = [rows if _along(a, few) else 1 if free_dims(a.offset) <= terms_alone else columns for a in loads]
     each = sum(element_bytes(a.dtype) * places[k] for k, a in enumerate(loads))

@@ -280,7 +280,7 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
             step = min(block, LONG_ROW_STEP_ELEMENTS)
             return Tile(axes, reduction_block=step, warps=warps_for(step, REDUCTION_THREAD_ELEMENTS), stages=STREAM_STAGES)
         return Tile(axes, reduction_block=block, warps=warps_for(block, 8))
-    if block * chunks <= COPIED_TILE_ELEMENTS and info.opaque and any(n.loops[-1].dim in index_loops(info) for n in inside):
+    if block * chunks <= COPIED_TILE_ELEMENTS and info.opaque and any(n.last_dim in index_loops(info) for n in inside):
         few = max(1, min(32 * WINDOW_THREAD_ELEMENTS // block, power_of_two(sizes.trips(loops))))
         warps = warps_for(few * block * chunks, WINDOW_THREAD_ELEMENTS)
         return Tile([(list(loops), few)] if loops else [], reduction_block=block, warps=warps, chunks=chunks)
@@ -347,7 +347,7 @@ def _outer(info: NestAccess, loops: Sequence[Loop], sizes: Sizes) -> Tile | None
     (node,) = nodes
     if sizes.trips(node.loops) < OUTER_STEP_TERMS:
         return None
-    along = [free_dims(a.offset) for a in node.accesses if node.loops[-1].dim in free_dims(a.offset)]
+    along = [free_dims(a.offset) for a in node.accesses if node.last_dim in free_dims(a.offset)]
     for second in reversed(loops):
         for first in loops:
             ones, others = [d for d in along if first.dim in d], [d for d in along if second.dim in d]
@@ -395,7 +395,7 @@ def most_trips(node: Node, info: NestAccess) -> int | None:
 def segment_length(nodes: Sequence[Node]) -> Expr:
     """What the loops of nodes have in common, after which a block may begin whatever the one before it has left: the shortest of the last
     loops, of which the others are multiples; ONE where there is none."""
-    last = {n.loops[-1].size for n in nodes}
+    last = {n.loops[-1].size if n.loops else ONE for n in nodes}
     return next((e for e in last if all(exact_quotient(other, e) is not None for other in last)), ONE)
 
 
