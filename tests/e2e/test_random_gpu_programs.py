@@ -75,6 +75,14 @@ def test_scans_of_one_element(gpu):
             torch.testing.assert_close(got, scan(x[index]))
 
 
+def test_remainders_of_large_quotients(gpu):
+    """As C's fmod, also where x / y overflows: N23."""
+    x, y = torch.tensor([3e38, -7.0, 1.0] * 16), torch.tensor([1e-38, 1.1754943508222875e-38, 1e-45] * 16)
+    got = torch.compile(lambda x, y: (torch.fmod(x, y), torch.remainder(x, y)), backend="stepwell")(x, y)
+    want = [torch.stack([f(a, b) for a, b in zip(x, y, strict=True)]) for f in (torch.fmod, torch.remainder)]
+    torch.testing.assert_close(list(got), want, rtol=0, atol=0)
+
+
 def test_an_empty_part_of_a_reduction(gpu):
     """Where the bound of a size leaves nothing to the last of a split reduction's parts."""
 

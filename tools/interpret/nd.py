@@ -33,6 +33,7 @@ from .batch import run_batch, run_call
 from .errors import InterpreterError
 from .int4_rows import run_int4_rows
 from .kernels import run_user_kernel
+from .remainders import fmod, remainder
 from .weighed import run_weighed
 
 State = dict[SSAValue, Any]
@@ -633,6 +634,8 @@ _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "div": torch.true_divide,
     "mul": torch.mul,
     "floor_div": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "fmod": fmod,
+    "remainder": remainder,
     "trunc_div": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
     "not": torch.bitwise_not,
     "and": torch.bitwise_and,

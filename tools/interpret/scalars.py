@@ -20,6 +20,7 @@ from xdsl.ir import Attribute, Operation
 from ...dialects.support.float8 import FLOAT8, rounded
 from ...lowering.fx_to_nd.core.metadata import TORCH_DTYPES
 from .errors import InterpreterError
+from .remainders import fmod
 
 TEMPLATES: dict[str, str] = {
     "arith.addf": "{0} + {1}", "arith.subf": "{0} - {1}", "arith.mulf": "{0} * {1}", "arith.divf": "{0} / {1}",
@@ -220,6 +221,7 @@ def bitcast(value: Any, source: str, target: str) -> Any:
 
 
 _NAMED: dict[str, Callable[..., torch.Tensor]] = {
+    "fmod": fmod,
     "igamma": torch.special.gammainc,
     "igammac": torch.special.gammaincc,
     "cbrt": lambda x: torch.sign(x) * x.abs() ** (1 / 3),

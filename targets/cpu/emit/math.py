@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import log
+from math import inf, log
 
 from xdsl.dialects import math as math_dialect
 from xdsl.dialects.builtin import f32, f64
@@ -98,9 +98,6 @@ EAGER: dict[str, Function] = {
     "erf": Function(math_special.erf_of_torch),
 }
 
-_OVERFLOWING = {"asinh", "acosh"}  # Sleef squares the argument
-
-
 def emit_function(f: FunctionText, name: str, type: Type, arguments: list[str]) -> str:
     """The name of function `name` of `arguments`, all of the float type `type`."""
     if type.packed:
@@ -114,7 +111,8 @@ def emit_function(f: FunctionText, name: str, type: Type, arguments: list[str]) 
     sleef = function.sleef32 if type.kind == "f32" else function.sleef64
     if type.lanes and sleef is not None and f.target.sleef:
         result = _call_sleef(f, sleef, type, arguments)
-        return _where_square_overflows(f, name, type, arguments[0], result) if name in _OVERFLOWING else result
+        mend = _MENDED.get(name)
+        return result if mend is None else mend(f, name, type, arguments, result)
     assert function.libm is not None
     own = math_own.FORMS.get(name) if type.lanes and type.kind == "f32" and not f.target.vector_library else None
     if own is not None:
@@ -124,12 +122,37 @@ def emit_function(f: FunctionText, name: str, type: Type, arguments: list[str]) 
     return _by_lane(f, function.libm, type, arguments)
 
 
-def _where_square_overflows(f: FunctionText, name: str, type: Type, x: str, result: str) -> str:
+def _where_square_overflows(f: FunctionText, name: str, type: Type, arguments: list[str], result: str) -> str:
     """asinh or acosh of x, of which `result` is right where x^2 is a number: log 2|x| with the sign of x."""
-    m = Code(f, type)
+    m, (x,) = Code(f, type), arguments
     size = m.abs(x) if name == "asinh" else x
     large = m.copysign(m.add(emit_function(f, "log", type, [size]), m.c(log(2.0))), result)
     return m.select(m.cmp("ogt", size, m.c(2.0**60)), large, result)
+
+
+def _where_quotient_overflows(f: FunctionText, name: str, type: Type, arguments: list[str], result: str) -> str:
+    """x modulo y, of which `result` is right where x / y is a number, else NaN: multiples of y 2^2k, then of y 2^k, are taken away first.
+    Each step is exact, leaves the sign of x, and has a finite quotient; where y 2^2k is infinite it leaves x."""
+    m, (x, y) = Code(f, type), arguments
+    numbers = m.both(m.cmp("one", m.abs(x), m.c(inf)), m.cmp("one", y, m.c(0.0)))
+    factor = m.c(2.0 ** (m.bias - 1))
+
+    def in_steps() -> str:
+        larger = m.mul(y, factor)
+        rest = x
+        for divisor in (m.mul(larger, factor), larger, y):
+            rest = _call_sleef(f, (name, ""), type, [rest, divisor])
+        return rest
+
+    return m.where(m.both(m.cmp("uno", result, result), numbers), result, in_steps)
+
+
+# What is wrong in Sleef for arguments of which something overflows on the way.
+_MENDED: dict[str, Callable[[FunctionText, str, Type, list[str], str], str]] = {
+    "asinh": _where_square_overflows,
+    "acosh": _where_square_overflows,
+    "fmod": _where_quotient_overflows,
+}
 
 
 def _call_libm(f: FunctionText, name: str, type: Type, arguments: list[str]) -> str:

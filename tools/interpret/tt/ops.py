@@ -19,6 +19,7 @@ from xdsl.ir import Operation, SSAValue
 from ....dialects.tt.base import integers, number
 from ....dialects.tt.compute import BYTES_AS_FLOATS, GRID_WAIT, TWO_AS_THEY_ARE, ZERO_BITS, four_to_8_bits
 from ....dialects.tt.types import NAN, RMW, ROUNDING, SCALED_TYPE, element_of, loaded
+from ..remainders import fmod
 from . import blocks as interpret_tt_blocks
 from .run import RULES, KernelError, Runner, shape_or_scalar
 from .types import dtype_of, poison, signed, unsigned
@@ -114,7 +115,7 @@ _ARITH: dict[str, Callable[..., torch.Tensor]] = {
     "subf": _wide(torch.sub),
     "mulf": _wide(torch.mul),
     "divf": _wide(torch.div),
-    "remf": _wide(torch.fmod),
+    "remf": _wide(fmod),
     "negf": torch.neg,
     "maximumf": torch.maximum,
     "minimumf": torch.minimum,
@@ -332,7 +333,7 @@ _LIBRARY: dict[str, Callable[..., torch.Tensor]] = {
         "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh", "cosh": "cosh", "asinh": "asinh",
         "acosh": "acosh", "atanh": "atanh", "sqrt": "sqrt", "rsqrt": "rsqrt", "exp2": "exp2", "log2": "log2",
         "log10": "log10", "fabs": "abs", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "rint": "round",
-        "fmod": "fmod", "atan2": "atan2", "hypot": "hypot", "copysign": "copysign", "nextafter": "nextafter",
+        "atan2": "atan2", "hypot": "hypot", "copysign": "copysign", "nextafter": "nextafter",
         "isnan": "isnan", "isinf": "isinf", "isinfd": "isinf", "isnand": "isnan", "finite": "isfinite",
         "isfinited": "isfinite", "signbit": "signbit", "signbitd": "signbit",
     }.items()
@@ -341,6 +342,7 @@ _LIBRARY |= {
     "cyl_bessel_i0": _wide(torch.special.i0),
     "cyl_bessel_i1": _wide(torch.special.i1),
     "erfcx": _wide(torch.special.erfcx),
+    "fmod": _wide(fmod),
     "normcdfinv": _wide(torch.special.ndtri),
     "fast_fdivide": _wide(torch.div),
     "exp10": _wide(lambda x: torch.pow(10.0, x)),

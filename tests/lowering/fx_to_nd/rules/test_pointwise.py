@@ -100,6 +100,24 @@ def test_integer_division(check):
     check(quotients, a.float(), torch.tensor([2.0, 2.0, -2.0, -2.0, 3.0]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_remainders_of_all_floats(dtype):
+    """N23: quotients that overflow, subnormal numbers, infinities. Eager's loops on vectors give NaN for some of these, those on elements
+    do not."""
+    info = torch.finfo(dtype)
+    ends = torch.tensor([0, 1, 7.25, info.tiny, info.tiny * info.eps, info.max, math.inf, math.nan], dtype=torch.float64).to(dtype)
+    ends = torch.cat([ends, -ends])
+    x, y = ends.repeat_interleave(len(ends)), ends.repeat(len(ends))
+
+    def remainders(x, y):
+        return torch.fmod(x, y), torch.remainder(x, y), torch.div(x, y, rounding_mode="floor")
+
+    want = [torch.cat(parts) for parts in zip(*(remainders(*one) for one in zip(x.split(1), y.split(1), strict=True)), strict=True)]
+    for got, exact in zip(torch.compile(remainders, backend="stepwell")(x, y), want, strict=True):
+        torch.testing.assert_close(got, exact, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(got.signbit() & ~got.isnan(), exact.signbit() & ~exact.isnan())
+
+
 def test_bits_and_shifts(check):
     def bits(a, b):
         return a & b, a | b, a ^ b, ~a, a << 2, a >> 1
