@@ -86,7 +86,7 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
                     side.enter(at, trips)
                     side.leave_out(one.choice.cond)
             values = [one.along[axis] for axis in axes]
-            plain = one.choice is None and one.sums == loop.CONTRACTED and one.element not in SUM_TYPES and not one.scales
+            plain = one.choice is None and one.sums == loop.CONTRACTED and one.element not in SUM_TYPES and not one.scales and not s.ordered
             scaled = scaled_product(b, sides, values, one.element, total) if plain else None
             if scaled is not None:
                 sums.append(scaled)

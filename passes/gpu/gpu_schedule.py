@@ -45,7 +45,7 @@ class GpuSchedule(Pass):
             tile = choose(info, hints, gpu)
             write_tile(nest, info, tile)
             if ordered:
-                write_order(info, tile)
+                write_order(info, tile, gpu)
             self.statistic("num-nests")
             if self.remarks_wanted:
                 self.remark(nest, f"{tile}; loops {', '.join(map(str, info.root.loops)) or 'none'}", kind="analysis")

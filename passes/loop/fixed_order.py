@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, StringAttr
-from xdsl.ir import Attribute
+from xdsl.ir import Attribute, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import ZERO, Expr, linear_coeff
-from ...dialects.nd.types import is_float
+from ...dialects.nd.types import element_bytes, is_float
 from ..analysis.nest_access import Loop, NestAccess, Node
 from ..analysis.schedule_attrs import int_attr, update_schedule
+from ..cost.machine.gpu import HALF_BYTES
 from ..cost.nest_cost import LANE_COUNTS, _loop_at, _number
 
 ORDERED_LANES = LANE_COUNTS[1]
@@ -27,8 +29,13 @@ ORDERED_LANES = LANE_COUNTS[1]
 LANES = ORDERED_LANES * ORDERED_LANES
 """The same on a GPU. A sum has fewer where it has fewer terms: those of the other lanes would be zeros."""
 PRODUCT_SIDE = ORDERED_LANES + ORDERED_LANES
-"""Rows and columns of the block of a product that a program of a GPU has, and terms that it takes at once. Units for groups of warps take
-as many rows."""
+"""Rows and columns of the block of a product that a program of a GPU has, and terms that it takes at once, where blocks of terms are added
+up. Units for groups of warps take as many rows."""
+UNIT_TERMS = ORDERED_LANES // 2
+"""Terms of 16-bit factors that one instruction of a unit for products adds to a sum."""
+UNITS = {"group": (PRODUCT_SIDE, 4), "warp": (UNIT_TERMS, 1)}
+"""Units whose instructions take terms of a sum in order, whatever block of the result they make: of how many rows the first side of a block
+has a multiple, and of how many warps a program."""
 ORDERED = (loop.ReduceOp, loop.ScanOp)
 ORDERLESS = frozenset(("max", "min", "argmax", "argmin"))
 """Kinds of reductions whose result is the same in every order."""
@@ -96,10 +103,7 @@ def gpu_order_problem(op: loop.ReduceOp | loop.ScanOp, tile: Mapping[str, Attrib
     if tile.get("group", int_attr(1)) != int_attr(1):
         return "several programs share its terms"
     if terms is not None:
-        blocks = tile.get("blocks")
-        sides = [b for b in blocks.data] if isinstance(blocks, ArrayAttr) else []
-        same = terms == tile.get("reduction_block") == int_attr(PRODUCT_SIDE) and sides == [int_attr(PRODUCT_SIDE)] * 2
-        return "" if same else f"its block of a product is not one of {PRODUCT_SIDE} rows, columns and terms"
+        return _product_problem(op, tile, terms)
     if lanes is None:
         return "its schedule does not say in which order its terms are taken (gpu-schedule does)"
     block = tile.get("reduction_block")
@@ -111,10 +115,48 @@ def gpu_order_problem(op: loop.ReduceOp | loop.ScanOp, tile: Mapping[str, Attrib
     return "it adds up products, and its nest has loops or sums that keep a unit for products from them" if _is_product(op) else ""
 
 
+def _product_problem(op: loop.ReduceOp | loop.ScanOp, tile: Mapping[str, Attribute], terms: Attribute) -> str:
+    """The same of a sum of products that a unit makes, `terms` with each instruction or block."""
+    blocks, block, warps = (tile.get(key) for key in ("blocks", "reduction_block", "warps"))
+    unit, sides = op.attributes.get("unit"), list(blocks.data) if isinstance(blocks, ArrayAttr) else []
+    if unit is None:
+        same = terms == block == int_attr(PRODUCT_SIDE) and sides == [int_attr(PRODUCT_SIDE)] * 2
+        return "" if same else f"its block of a product is not one of {PRODUCT_SIDE} rows, columns and terms"
+    name = unit.data if isinstance(unit, StringAttr) else ""
+    if name not in UNITS or terms != int_attr(UNIT_TERMS) or not has_narrow_factors(op):
+        return f"its schedule says that a unit '{name}' adds up {terms} of its terms in order, which none does"
+    rows, least = UNITS[name]
+    first, taken, shared = (n.value.data if isinstance(n, IntegerAttr) else 0 for n in (*sides[:1], block, warps))
+    if not sides or first % rows or shared % least or taken % UNIT_TERMS or not taken:
+        return f"its tile has other units make the product: '{name}' has blocks of {rows} rows, {UNIT_TERMS} terms and {least} warps"
+    return ""
+
+
 def _is_product(op: loop.ReduceOp | loop.ScanOp) -> bool:
     """Whether a sum may be made by a unit for products."""
     last = op.block.last_op
     return last is not None and any(loop.is_contracted(v.owner) for v in last.operands)
+
+
+def has_narrow_factors(op: loop.ReduceOp | loop.ScanOp) -> bool:
+    """Whether each sum is one of products as they are, of factors that have 16 bits at most: a unit adds them up by itself. Parts of wider
+    ones, and products with scales, are added up block by block."""
+    last = op.block.last_op
+    terms = [_chosen(v) for v in last.operands] if last is not None else []
+    return bool(terms) and all(isinstance(t, arith.MulfOp) and loop.is_contracted(t) and all(map(_is_narrow, t.operands)) for t in terms)
+
+
+def _chosen(value: SSAValue) -> object:
+    """What makes a term, where a condition decides whether there is one."""
+    owner = value.owner
+    return owner.lhs.owner if isinstance(owner, arith.SelectOp) else owner
+
+
+def _is_narrow(value: SSAValue) -> bool:
+    op = value.owner
+    if isinstance(op, loop.LoadOp):
+        return element_bytes(loop.element_type(op.source.type)) <= HALF_BYTES
+    return isinstance(op, arith.ExtFOp | arith.SIToFPOp | arith.UIToFPOp) and element_bytes(op.operands[0].type) <= HALF_BYTES
 
 
 def order_problem(op: loop.ReduceOp | loop.ScanOp) -> str:

@@ -1,6 +1,7 @@
 """Tiles of products whose sums have an order of their own, and how the order is written on the sums of a nest (loop/fixed_order.py).
 
-How many rows there are decides neither the block of a product nor the unit that computes it: of one row, the others of its block are zeros.
+How many rows there are does not decide which unit computes a product: of one row, the others of its block are zeros. Each instruction of a
+unit adds some terms to a sum, in order, so that the block of the result is free. Where blocks of terms are added up, it is not.
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 from xdsl.dialects.builtin import StringAttr
 
 from ....dialects import loop
-from ....dialects.nd.types import element_bytes
 from ...analysis.nest_access import NestAccess, Node
 from ...analysis.schedule_attrs import int_attr
-from ...cost.machine.gpu import HALF_BYTES, Gpu
-from ...loop.fixed_order import LANES, PRODUCT_SIDE, has_order
+from ...cost.machine.gpu import Gpu
+from ...loop.fixed_order import LANES, ORDERED, PRODUCT_SIDE, UNIT_TERMS, UNITS, has_narrow_factors, has_order
 from .product_nests import product_nodes, product_sides
-from .tile import MAX_UNROLLED_INNER_TRIPS, Tile, power_of_two
+from .product_tiles import product_tile
+from .tile import MAX_UNROLLED_INNER_TRIPS, Sizes, Tile, power_of_two
 
 
 def takes_lanes(node: Node) -> bool:
@@ -32,25 +33,35 @@ def lanes_and_pieces(most: int | None, pieces: int) -> tuple[int, int]:
     return lanes, count if count <= pieces else 1
 
 
-def ordered_product(info: NestAccess, gpu: Gpu) -> Tile | None:
+def unit_of(info: NestAccess, gpu: Gpu) -> str:
+    """The unit that adds up the terms of each product of a nest in order; "" where blocks of terms are added up, or nobody knows."""
+    sums = [n.op for n in product_nodes(info) if isinstance(n.op, ORDERED) and has_order(n.op)]
+    narrow = gpu.takes_ptx and all(map(has_narrow_factors, sums))
+    return "" if not narrow else "group" if gpu.multiplies_in_groups else "warp"
+
+
+def ordered_product(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile | None:
     """The tile of a product; None for another nest."""
     sides = product_sides(info) if gpu.multiplies_halves else []
     if not sides:
         return None
+    if unit := unit_of(info, gpu):
+        return product_tile(info, sizes, gpu, least_rows=UNITS[unit][0])
     rest = [one for one in info.root.loops if all(one not in side for side in sides)]
-    narrow = all(element_bytes(a.dtype) <= HALF_BYTES for n in product_nodes(info) for a in n.accesses)
     axes = [(list(side), PRODUCT_SIDE) for side in sides]
-    return Tile(axes, rest, PRODUCT_SIDE, stages=3 if narrow else 2, dot=1, band=MAX_UNROLLED_INNER_TRIPS)
+    return Tile(axes, rest, PRODUCT_SIDE, stages=2, dot=1, band=MAX_UNROLLED_INNER_TRIPS)
 
 
-def write_order(info: NestAccess, tile: Tile) -> None:
+def write_order(info: NestAccess, tile: Tile, gpu: Gpu) -> None:
     """Say in which order each sum of a nest with this tile takes its terms."""
     for node in info.root.walk():
         op = node.op
         if not isinstance(op, loop.ReduceOp | loop.ScanOp) or not has_order(op):
             continue
         if isinstance(op, loop.ReduceOp) and tile.dot:
-            op.attributes["terms"] = int_attr(tile.reduction_block)
+            unit = unit_of(info, gpu)
+            op.attributes["terms"] = int_attr(UNIT_TERMS if unit else tile.reduction_block)
+            op.attributes |= {"unit": StringAttr(unit)} if unit else {}
         elif isinstance(op, loop.ReduceOp) and _in_lanes(info, node, tile):
             op.attributes["lanes"] = int_attr(LANES)
         else:

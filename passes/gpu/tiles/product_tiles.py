@@ -72,14 +72,14 @@ class Computed(IntEnum):
     """It is computed from what is loaded."""
 
 
-def product_tile(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile | None:
-    """The tile of a product; None for another nest."""
+def product_tile(info: NestAccess, sizes: Sizes, gpu: Gpu, least_rows: int = MIN_DOT_SIDE) -> Tile | None:
+    """The tile of a product; None for another nest. `least_rows`: of the first side of its block."""
     sides = product_sides(info) if gpu.multiplies_halves else []
     if not sides:
         return None
     few, many = sorted(sides, key=sizes.trips)
     if has_few_rows(info, few, many, sizes):
-        return _of_few_rows(info, few, many, sizes, gpu)
+        return _of_few_rows(info, few, many, sizes, gpu, least_rows)
     work = _Product.of(info, sides, sizes)
     tile = min(_blocks(work, gpu), key=lambda tile: _ns(work, tile, gpu))
     several = tile.programs(sizes) > gpu.multiprocessors and picked_index(info) is None
@@ -256,9 +256,10 @@ def _sums(work: _Product) -> Sums:
     return Sums(*work.size, work.terms, work.batch, work.sums, row, column, work.beside, work.rate, work.cuts[1], lost=work.cuts[0])
 
 
-def _of_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes, gpu: Gpu) -> Tile:
+def _of_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes, gpu: Gpu, least_rows: int = MIN_DOT_SIDE) -> Tile:
     """A program has all rows, or MAX_SKINNY_ROWS of them, and blocks of the other matrix, or matrices, under way in shared memory.
-    No factor that is computed on the way stands first in blocks of 64 rows: the units for whole warp groups take it from registers."""
+    No factor that is computed on the way stands first in blocks of 64 rows: the units for whole warp groups take it from registers.
+    Rows that are fewer than the first side has at least are the second one."""
     inside = product_nodes(info)
     most = range_of(product(one.size for one in few), info.ranges).hi
     rest = [one for one in info.root.loops if one not in few and one not in many]
@@ -268,7 +269,8 @@ def _of_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes, gpu: Gpu
         rows = min(rows, MAX_SKINNY_ROWS // 2)
     around = sizes.trips(rest) * -(-sizes.trips(few) // rows)
     enough = gpu.multiprocessors * MIN_PROGRAMS_PER_MULTIPROCESSOR
-    columns = next((n for n in SKINNY_BLOCK_COLUMNS if around * (sizes.trips(many) // n) >= enough), SKINNY_BLOCK_COLUMNS[-1])
+    possible = [n for n in SKINNY_BLOCK_COLUMNS if n >= least_rows]
+    columns = next((n for n in possible if around * (sizes.trips(many) // n) >= enough), possible[-1])
     loads = [a for n in inside for a in n.accesses if not a.is_store and n.last_dim in free_dims(a.offset)]
     terms_alone = {one.dim for n in inside for one in n.loops}
     places = [rows if _along(a, few) else 1 if free_dims(a.offset) <= terms_alone else columns for a in loads]
@@ -287,4 +289,5 @@ def _of_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes, gpu: Gpu
     warps = 8 if computes and columns == SKINNY_BLOCK_COLUMNS[0] else 4
     stages = min(stages, ceil(max(sizes.trips(n.loops) for n in inside) / terms))
     axes = [(list(few), rows), (list(many), columns)]
-    return Tile(axes[::-1] if converted == [True, False] else axes, rest, reduction_block=terms, stages=stages, warps=warps, dot=1)
+    turned = converted == [True, False] or rows < least_rows
+    return Tile(axes[::-1] if turned else axes, rest, reduction_block=terms, stages=stages, warps=warps, dot=1)

@@ -131,7 +131,7 @@ def choose(info: NestAccess, hints: Mapping[Expr, int], gpu: Gpu = MACHINES["sm_
 
 def _ordered(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile:
     """The tile of a nest whose sums have an order of their own."""
-    if (tile := ordered_product(info, gpu) or window_tile(info, sizes)) is not None:
+    if (tile := ordered_product(info, sizes, gpu) or window_tile(info, sizes)) is not None:
         return tile
     weights, long = _unit_strides(info, sizes), long_loops(info)
     loops = in_memory_order(info, sizes)

@@ -1,5 +1,7 @@
 """mem-check-order and the order that loop-schedule writes (passes/loop/fixed_order.py), on IR."""
 
+import re
+
 import pytest
 from xdsl.context import Context
 from xdsl.parser import Parser
@@ -144,3 +146,55 @@ def test_sums_that_are_the_same_in_every_run():
     parallel = run(free, "gpu-parallel-scatter").replace('"sm_90">', '"sm_90">, stepwell.order = "repeatable"')
     with pytest.raises(PassError, match="several programs add to one element of f32, in another order in each run"):
         run(parallel, "gpu-schedule,mem-check-order,mem-to-tt")
+
+
+MATRICES = """
+builtin.module attributes {stepwell.order = "fixed"} {
+  func.func @f(%x: !mem.buffer<ROWS x 100 x bf16>, %w: !mem.buffer<100 x 512 x bf16>, %y: !mem.buffer<ROWS x 512 x f32>) {
+    loop.nest (%i = ROWS, %j = 512) outs(%out = %y : !mem.buffer<ROWS x 512 x f32>) {
+      %s = loop.reduce (%k = 100) sum {
+        %a = loop.load %x[%i, %k] : !mem.buffer<ROWS x 100 x bf16> -> f32
+        %b = loop.load %w[%k, %j] : !mem.buffer<100 x 512 x bf16> -> f32
+        %t = arith.mulf %a, %b fastmath<contract> : f32
+        loop.yield %t : f32
+      } -> f32
+      loop.store %s, %out[%i, %j] : f32, !mem.buffer<ROWS x 512 x f32>
+    } attributes {label = "product"}
+    func.return
+  }
+}
+"""
+
+
+BLOCKS = re.compile(r"blocks = \[(\d+) : i64, (\d+) : i64\]")
+
+
+def test_the_block_of_a_product_is_free():
+    """Rows decide it, and not the unit, whose instructions take the terms in order."""
+    found = set()
+    for rows in (2, 512, 4096):
+        text = run(on_gpu(MATRICES.replace("ROWS", str(rows))), "gpu-schedule,mem-check-order")
+        assert 'attributes {terms = 16 : i64, unit = "group"}' in text
+        first, second = map(int, BLOCKS.search(text).groups())
+        assert first % 64 == 0
+        found.add((first, second))
+        other = run(BLOCKS.sub("blocks = [64 : i64, 64 : i64]", text), "mem-check-order,mem-to-tt")
+        assert "-> tensor<64x64xf32>" in other
+    assert len(found) > 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("[64 : i64, 16 : i64]", "[32 : i64, 16 : i64]"), "its tile has other units make the product: 'group' has blocks of 64 rows"),
+        (("warps = 4", "warps = 2"), "its tile has other units make the product: 'group' has blocks of 64 rows, 16 terms and 4 warps"),
+        (('unit = "group"', 'unit = "warps"'), "its schedule says that a unit 'warps' adds up 16"),
+        (("%t = arith.mulf %a, %b fast", "%c = arith.mulf %b, %b : f32\n        %t = arith.mulf %a, %c fast"), "a unit 'group' adds up 16"),
+        ((', unit = "group"', ""), "its block of a product is not one of 64 rows, columns and terms"),
+    ],
+)
+def test_another_unit_of_a_product_is_refused(change, message):
+    text = run(on_gpu(MATRICES.replace("ROWS", "2")), "gpu-schedule")
+    assert change[0] in text
+    with pytest.raises(PassError, match=message):
+        run(text.replace(*change), "mem-check-order")

@@ -19,6 +19,7 @@ from xdsl.ir import Operation, SSAValue
 from ....dialects.tt.base import integers, number
 from ....dialects.tt.compute import BYTES_AS_FLOATS, GRID_WAIT, TWO_AS_THEY_ARE, ZERO_BITS, four_to_8_bits
 from ....dialects.tt.types import NAN, RMW, ROUNDING, SCALED_TYPE, element_of, loaded
+from ....passes.loop.fixed_order import UNIT_TERMS
 from ..remainders import fmod
 from . import blocks as interpret_tt_blocks
 from .run import RULES, KernelError, Runner, shape_or_scalar
@@ -658,10 +659,14 @@ def _tf32(x: torch.Tensor) -> torch.Tensor:
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """Terms are added to a sum as units do it: as many as an instruction takes at once, whatever the block of the result is."""
     if not a.dtype.is_floating_point:
         return torch.matmul(a.int(), b.int()) + c
-    wide = torch.float64 if a.dtype is torch.float64 else torch.float32
-    return (torch.matmul(a.to(wide), b.to(wide)) + c.to(wide)).to(c.dtype)
+    if a.dtype is torch.float64:
+        return torch.matmul(a, b) + c
+    for left, right in zip(a.split(UNIT_TERMS, -1), b.split(UNIT_TERMS, -2), strict=True):
+        c = (torch.matmul(left.double(), right.double()) + c).to(c.dtype)
+    return c
 
 
 _SCALE_BLOCK = 32
