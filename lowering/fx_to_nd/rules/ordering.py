@@ -25,8 +25,8 @@ from ..core.registry import rule
 
 aten = torch.ops.aten
 
-_LONGEST_ROW = 64
-"""Elements of a row up to which counting ranks is faster than the library's sort."""
+_LONGEST_ROWS = {"cpu": 128, "cuda": 64}
+"""Elements of a row up to which counting ranks is faster than the library's sort (docs/lab/constants.md)."""
 _MOST_LARGEST = 8
 """How many of the largest elements of a row are found one after the other."""
 _MOST_APART = 4
@@ -63,15 +63,15 @@ def ranks(b: Importer, x: SSAValue, d: int, descending: bool) -> SSAValue:
     own = b.view(x, paired, [dim(k) for k in range(rank)])
     other = b.view(x, paired, [dim(rank) if k == d else dim(k) for k in range(rank)])
     first, second = (own, other) if descending else (other, own)
-    earlier = b.cmp("lt", b.iota((size, size), 1, i64), b.iota((size, size), 0, i64))
+    earlier = b.cmp("lt", b.iota((size, size), 1, i32), b.iota((size, size), 0, i32))
     earlier = b.reshape(earlier, [size if k in (d, rank) else ONE for k in range(rank + 1)])
     counted = b.select(earlier, _before(b, first, second, True), _before(b, first, second, False))
-    return b.reduce("sum", b.cast(counted, i64), [rank])
+    return b.cast(b.reduce("sum", b.cast(counted, i32), [rank]), i64)
 
 
 def _short(b: Importer, x: SSAValue, d: int) -> bool:
     size = b.dims(x)[d]
-    return size.is_const and 0 < int(size) <= _LONGEST_ROW
+    return size.is_const and 0 < int(size) <= _LONGEST_ROWS["cpu" if b.on_cpu else "cuda"]
 
 
 def _sorted(b: Importer, x: SSAValue, d: int, descending: bool) -> tuple[SSAValue, SSAValue]:
