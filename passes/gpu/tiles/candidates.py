@@ -15,7 +15,7 @@ Loops are those of the nest as the analysis has merged and split them (the remar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
 
@@ -29,6 +29,7 @@ from ...analysis.schedule_attrs import GPU, LOOPS, OLDER_TILE_KEYS, schedule_tab
 from ...cost.machine.gpu import Gpu
 from ..nest_types import UnsupportedNest
 from ..shared_rows import part_of
+from .product_nests import picked_index
 from .rules import MAX_BLOCK_ELEMENTS, MIN_TILE_COLUMNS, choose, column_loop, has_effect, long_loops, padded_trips, segment_length
 from .tile import MIN_DOT_SIDE, Sizes, Tile, power_of_two
 from .value_tiles import SQUARE_SIDE, only_sets
@@ -140,11 +141,8 @@ def candidates(info: NestAccess, hints: Mapping[Expr, int], machine: Gpu) -> lis
         if fits and tile.elements * tile.chunks <= 8 * MAX_BLOCK_ELEMENTS and tile not in found:
             found.append(tile)
 
-    if first.dot:  # nothing that takes more shared memory
-        few, (loops, columns) = first.axes
-        fewer = replace(first, axes=[few, (loops, columns // 2)])
-        changed = [replace(first, warps=4 if first.warps == 8 else 8), replace(first, stages=first.stages - 1)]
-        return [first, *changed, replace(first, reduction_block=first.reduction_block // 2), *([fewer] if columns > MIN_DOT_SIDE else [])]
+    if first.dot:
+        return [first, *_other_products(info, Sizes(hints), first, machine)]
     for warps in (first.warps * 2, first.warps // 2, first.warps * 4):
         add(replace(first, warps=warps))
     if first.reduction_block:
@@ -162,6 +160,22 @@ def candidates(info: NestAccess, hints: Mapping[Expr, int], machine: Gpu) -> lis
                 add(replace(first, axes=axes))
                 add(replace(first, axes=axes, warps=max(1, int(first.warps * times))))
     return found
+
+
+def _other_products(info: NestAccess, sizes: Sizes, first: Tile, gpu: Gpu) -> Iterator[Tile]:
+    """Tiles of a product beside the first one, none of which takes more shared memory. Programs that go through several blocks load
+    factors of the next one while they store the one before; the rules have that for sums of several steps alone."""
+    yield replace(first, warps=4 if first.warps == 8 else 8)
+    yield replace(first, stages=first.stages - 1)
+    yield replace(first, reduction_block=first.reduction_block // 2)
+    few, (loops, columns) = first.axes
+    if columns > MIN_DOT_SIDE:
+        yield replace(first, axes=[few, (loops, columns // 2)])
+    if first.persistent:
+        yield replace(first, persistent=0)
+    elif first.copies and picked_index(info) is None:
+        resident = (gpu.multiprocessors * k for k in (1, 2))
+        yield from (replace(first, persistent=n) for n in resident if n < first.programs(sizes))
 
 
 def doubt(info: NestAccess, hints: Mapping[Expr, int], tile: Tile) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -92,6 +93,25 @@ def test_every_candidate_computes_the_same(name):
             found = candidates(info, hints, machine("sm_90"))
             update_schedule(nest, {GPU: tile_attr(info, found[min(k, len(found) - 1)])})
         check(imported, name)
+
+
+def test_programs_of_a_product_may_go_through_several_blocks():
+    """Of sums of one step the rules have no such programs, so that measurements look for them."""
+    x, y = (randn(*shape).bfloat16() for shape in ((2, 140, 64), (2, 64, 140)))
+    gpu, counts = replace(machine("sm_90"), multiprocessors=2), []
+    for k in (-1, -2, 0):
+        never = "nd-library-products{library=never}"
+        imported = lower(lambda x, y: torch.relu(torch.bmm(x, y)), x, y, to="mem", nd_library_products=never, gpu_schedule="")
+        symbols, hints = symbol_facts(imported.module)
+        (nest,) = nests(imported.module)
+        info = NestAccess(nest, symbols)
+        tile = candidates(info, hints, gpu)[k]
+        counts.append(tile.persistent)
+        update_schedule(nest, {GPU: tile_attr(info, tile)})
+        run(default_pipeline("gpu", stages=["tt"]), imported.module, context())
+        (got,) = run_loop(imported.module, [x, y], imported.constants, imported.objects)
+        torch.testing.assert_close(got, torch.relu(torch.bmm(x, y)), rtol=1e-2, atol=1e-2)
+    assert counts == [4, 2, 0]
 
 
 @pytest.mark.parametrize("name", ["columns", "halves", "resampled", "products", "few rows"])
