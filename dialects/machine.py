@@ -29,9 +29,13 @@ MAX_MEMORY = "stepwell.max_memory"
 """The attribute of a module that says how many bytes a call may take beyond what its caller holds."""
 USUAL_GPU = "sm_90"
 """The GPU that is meant where none is named."""
-NUMBERS: Mapping[str, Mapping[str, int]] = {"cpu": {"threads": 1, "library": 0}, "gpu": {"multiprocessors": 1, "device": 0, "library": 0}}
-"""Kind of machine -> the numbers that its attribute may hold, each with the least value that it may have. `library` is 0 where nothing of
-torch runs: every operator is computed by code of ours."""
+NUMBERS: Mapping[str, Mapping[str, int]] = {
+    "cpu": {"threads": 1, "library": 0},
+    "gpu": {"multiprocessors": 1, "memory_gbs": 1, "device": 0, "library": 0},
+}
+"""Kind of machine -> the numbers that its attribute may hold, each with the least value that it may have. `memory_gbs`: GB/s of a copy,
+where the card has another memory than the usual one of its architecture. `library` is 0 where nothing of torch runs: every operator is
+computed by code of ours."""
 _NAMES = {"cpu": re.compile("cpu"), "nvidia": re.compile(r"sm_\d{2,3}[af]?"), "amd": re.compile("gfx[0-9a-f]{3,4}")}
 """Whose instructions a machine has -> how such machines are called."""
 

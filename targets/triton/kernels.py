@@ -17,6 +17,7 @@ from xdsl.dialects.builtin import IntegerAttr, ModuleOp
 from ...dialects.tt.structure import OVERLAPS, RARE, FuncOp
 from ...dialects.tt.types import PointerType, Spelling, TensorDescType, bits_of
 from ...passes.cost.machine.gpu import machine
+from ...passes.cost.machine.gpu_rates import rates_of
 from ...passes.manager.locations import source_location
 from .boxes import Box, DescriptorArgument
 from .compile import CompiledKernel, Job, compile_text, start_kernels
@@ -246,6 +247,15 @@ def device_multiprocessors(device: str) -> int:
     if chosen_gpu() is not None:
         return 0
     return torch.cuda.get_device_properties(device).multi_processor_count if torch.cuda.is_available() else 0
+
+
+def device_memory_gbs(device: str) -> int:
+    """GB/s of a copy, if a device of torch is a card known to have another memory than the usual one of its architecture; else 0."""
+    import torch
+
+    if chosen_gpu() is not None or not torch.cuda.is_available():
+        return 0
+    return rates_of(device_target(device).name).other_cards.get(torch.cuda.get_device_name(device), 0)
 
 
 def device_shared_memory(device: str) -> int:

@@ -13,7 +13,7 @@ from ...passes.manager.pass_manager import Pipeline
 from ...passes.manager.pipelines import TARGETS
 from ..target import Kernels, Launcher, Measure, Target
 from .gpu import chosen_gpu
-from .kernels import GpuKernel, device_multiprocessors, device_shared_memory, device_target, start_program_kernels
+from .kernels import GpuKernel, device_memory_gbs, device_multiprocessors, device_shared_memory, device_target, start_program_kernels
 
 
 class GpuTarget(Target):
@@ -26,8 +26,8 @@ class GpuTarget(Target):
 
     def machine(self, device: str) -> MachineAttr:
         """The GPU that there is; without one an sm_90."""
-        count, number = device_multiprocessors(device), int(device.partition(":")[2] or 0)
-        facts = {"multiprocessors": count, "device": number}
+        number = int(device.partition(":")[2] or 0)
+        facts = {"multiprocessors": device_multiprocessors(device), "memory_gbs": device_memory_gbs(device), "device": number}
         return MachineAttr.get(device_target(device).name, **{name: n for name, n in facts.items() if n})
 
     def fit(self, pipeline: Pipeline, module: ModuleOp, device: str, measure: Measure) -> None:

@@ -2,7 +2,8 @@
 
 On a GPU: a copy, products by type of 8192 x 8192 matrices, the time from one small kernel to the next. What takes a kernel of ours or many
 shapes to measure (`cache_gbs`, `cache_mb`, `program_gbs`, `convolution_us`, `generated`, `library`) stays as it is. With `--out` the GPU's
-entry in that file is replaced. On a CPU the speeds that stepwell keeps in its cache folder are measured again.
+entry in that file is replaced, or gets the rate of another card's memory. On a CPU the speeds that stepwell keeps in its cache folder are
+measured again.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ Clock = Callable[[Callable[[], Any]], float]
 SIDE = 8192
 """Rows and columns of the matrices that are multiplied."""
 COPIED_BYTES = 2**30
+OTHER_MEMORY_SHARE = 0.25
+"""By how much the rate of a card's memory differs from that of the usual one before it is another memory."""
 SMALL_KERNELS = 200
 """Kernels in a row whose starts are timed."""
 
@@ -39,9 +42,16 @@ def calibrate(device: str, clock: Clock) -> dict[str, Any]:
     from ...targets.triton.kernels import device_multiprocessors, device_target
 
     name = device_target(device).name
-    entry = gpu_entry(Gpu(name, device_multiprocessors(device)), clock)
-    print(json.dumps({name: entry}, indent=1))
-    return {name: entry}
+    known, found = asdict(rates_of(name)), gpu_entry(Gpu(name, device_multiprocessors(device)), clock)
+    print(json.dumps({name: found}, indent=1))
+    return {name: with_card(known, found)}
+
+
+def with_card(known: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """The entry of an architecture with what was measured of a card: of one with another memory than the usual card has, that alone."""
+    if abs(found["memory_gbs"] / known["memory_gbs"] - 1) < OTHER_MEMORY_SHARE:
+        return found
+    return known | {"other_cards": {**known["other_cards"], found["card"]: found["memory_gbs"]}}
 
 
 def gpu_entry(gpu: Gpu, clock: Clock, side: int = SIDE, copied: int = COPIED_BYTES, device: str = "cuda") -> dict[str, Any]:

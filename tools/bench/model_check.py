@@ -185,9 +185,9 @@ def _cpu(sample: Callable[[Callable[[], Any]], float]) -> tuple[Machine, float]:
 
 def _gpu(device: str) -> tuple[Machine, float]:
     """The GPU; a graph's kernels alone are timed."""
-    from ...targets.triton.kernels import device_multiprocessors, device_target
+    from ...targets.triton.kernels import device_memory_gbs, device_multiprocessors, device_target
 
-    machine = gpu_machine(device_target(device).name, device_multiprocessors(device))
+    machine = gpu_machine(device_target(device).name, device_multiprocessors(device), memory_gbs=device_memory_gbs(device))
     rates = machine.rates
     speed = f"bf16 {rates.tflops['bf16']} Tflop/s, memory {rates.memory_gbs} GB/s, a kernel starts in {rates.start_us} us"
     print(f"machine: {rates.card}, {speed}")

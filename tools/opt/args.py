@@ -101,7 +101,7 @@ def argument_parser(targets: list[str]) -> argparse.ArgumentParser:
     )
 
     add(
-        "--machine", "--target", dest="machine", type=_machine, metavar="NAME[,threads=N|,multiprocessors=N]",
+        "--machine", "--target", dest="machine", type=_machine, metavar="NAME[,threads=N|,multiprocessors=N|,memory_gbs=N]",
         help="the machine that passes and -t ttgir to hsaco compile for: cpu, sm_80, sm_90, gfx942, ... It takes the place of the module's "
         "`stepwell.machine`. Default: that one; without it sm_90 where a pass of the GPU's pipeline is asked for, else the CPU",
     )  # fmt: skip

@@ -37,7 +37,7 @@ def machine_of(op: Operation, kind: type[Cpu] | type[Gpu] | None = None) -> Mach
     if named.kind == "cpu":
         found = SERVER.with_threads(numbers.get("threads", USUAL_THREADS))
     else:
-        found = machine(named.name, numbers.get("multiprocessors", 0), numbers.get("device", 0))
+        found = machine(named.name, numbers.get("multiprocessors", 0), numbers.get("device", 0), numbers.get("memory_gbs", 0))
     if kind is not None and not isinstance(found, kind):
         other = f"--machine {USUAL_GPU}" if kind is Gpu else "--machine cpu"
         raise TargetError(f"the module is for the machine '{named.name}', the pass for a {kind.kind.upper()} (opt-tool {other})")

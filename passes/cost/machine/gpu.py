@@ -39,6 +39,9 @@ class Gpu(Roofs):
     thread_registers: int = 255
     """Those that a thread may have."""
 
+    memory_gbs: int = 0
+    """GB/s of a copy; 0: those of the usual card."""
+
     device: int = 0
     """Which of the GPUs of the host it is."""
 
@@ -96,7 +99,7 @@ class Gpu(Roofs):
     @property
     def rates(self) -> GpuRates:
         """What it does in a second."""
-        return rates_of(self.name)
+        return rates_of(self.name, self.memory_gbs)
 
     @property
     def start_ns(self) -> float:
@@ -155,8 +158,8 @@ def _architectures() -> dict[str, dict[str, int]]:
     return json.loads(DATA.read_text(encoding="utf-8"))
 
 
-def machine(name: str, multiprocessors: int = 0, device: int = 0) -> Gpu:
-    """The GPU of that architecture, for one that is not in the table the nearest of its maker; with another number of multiprocessors, if
-    given."""
+def machine(name: str, multiprocessors: int = 0, device: int = 0, memory_gbs: int = 0) -> Gpu:
+    """The GPU of that architecture, for one that is not in the table the nearest of its maker; with another number of multiprocessors, and
+    another rate of memory, if given."""
     found = MACHINES.get(name) or MACHINES["gfx942" if name.startswith("gfx") else "sm_90"]
-    return replace(found, name=name, multiprocessors=multiprocessors or found.multiprocessors, device=device)
+    return replace(found, name=name, multiprocessors=multiprocessors or found.multiprocessors, device=device, memory_gbs=memory_gbs)

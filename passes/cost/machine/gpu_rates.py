@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -49,13 +49,16 @@ class GpuRates:
     tflops: Mapping[str, float]
     generated: Mapping[str, float]
     library: Mapping[str, float]
+    other_cards: Mapping[str, int] = field(default_factory=dict)
+    """Cards of the architecture that differ from this one in their memory -> their `memory_gbs`."""
 
 
 @cache
-def rates_of(name: str) -> GpuRates:
-    """The rates of an architecture; of one that is not listed those of the nearest of its maker."""
+def rates_of(name: str, memory_gbs: int = 0) -> GpuRates:
+    """The rates of an architecture, with another rate of memory, if given; of one that is not listed those of the nearest of its maker."""
     table = json.loads(DATA.read_text(encoding="utf-8"))
-    return GpuRates(**(table.get(name) or table["gfx942" if name.startswith("gfx") else "sm_90"]))
+    found = GpuRates(**(table.get(name) or table["gfx942" if name.startswith("gfx") else "sm_90"]))
+    return replace(found, memory_gbs=memory_gbs) if memory_gbs else found
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,10 +13,14 @@ from stepwell.dialects import loop
 from stepwell.dialects.machine import MACHINE, MachineAttr
 from stepwell.dialects.tt.compute import DotOp
 from stepwell.dialects.tt.types import shape_of
+from stepwell.passes.cost.contraction_price import Contraction, price
+from stepwell.passes.cost.machine import machine_of
 from stepwell.passes.cost.machine.gpu import MACHINES, machine
+from stepwell.passes.cost.machine.gpu_rates import rates_of
 from stepwell.passes.manager.instrumentation import Instrumentation
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import parse_pipeline
+from stepwell.targets.triton.kernels import device_memory_gbs
 from stepwell.tools.backend.compile_graph import context
 
 BF16 = torch.bfloat16
@@ -118,6 +124,25 @@ def test_blocks_of_products_differ_with_the_rates():
         return list(shape_of(dot.d.type) or ())
 
     assert block("sm_80") != block("sm_90")
+
+
+def test_a_card_with_another_memory():
+    """An H200 is an H100 with a faster memory."""
+    h100, h200 = machine("sm_90"), machine("sm_90", memory_gbs=rates_of("sm_90").other_cards["NVIDIA H200"])
+    assert h200.rates.memory_gbs == 4248 and replace(h200.rates, memory_gbs=h100.rates.memory_gbs) == h100.rates
+    module = import_function(torch.relu, torch.empty(8)).module
+    module.attributes[MACHINE] = MachineAttr.from_text("sm_90,memory_gbs=4248")
+    assert machine_of(module) == h200
+    work = Contraction(16, 14336, 4096)
+    assert price(work, h100).bound == price(work, h200).bound == "memory" and price(work, h200).ns < price(work, h100).ns
+
+
+def test_the_card_at_hand(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    cards = {"cuda:0": "NVIDIA H200", "cuda:1": "NVIDIA H100 80GB HBM3"}
+    monkeypatch.setattr(torch.cuda, "get_device_name", cards.__getitem__)
+    assert [device_memory_gbs(device) for device in cards] == [4248, 0]
 
 
 @pytest.mark.parametrize("name", [*MACHINES, "sm_86", "sm_100", "gfx950"])

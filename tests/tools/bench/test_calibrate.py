@@ -7,7 +7,7 @@ import json
 import pytest
 
 from stepwell.passes.cost.machine.gpu import MACHINES
-from stepwell.tools.bench.calibrate import calibrate, gpu_entry, replace_entry
+from stepwell.tools.bench.calibrate import calibrate, gpu_entry, replace_entry, with_card
 
 
 def milliseconds(call):
@@ -34,6 +34,14 @@ def test_a_type_without_products_keeps_its_rate(monkeypatch):
     monkeypatch.setitem(tool._PRODUCTS, "f8", none)
     entry = gpu_entry(MACHINES["sm_90"], milliseconds, side=16, copied=64, device="cpu")
     assert entry["tflops"]["f8"] == MACHINES["sm_90"].rates.tflops["f8"]
+
+
+def test_a_card_with_another_memory_does_not_replace_the_usual_one():
+    known = {"card": "NVIDIA H100", "memory_gbs": 3000, "start_us": 3.0, "other_cards": {"NVIDIA H200": 4200}}
+    same = known | {"card": "NVIDIA H100 80GB HBM3", "memory_gbs": 2990, "start_us": 3.5}
+    assert with_card(known, same) == same
+    other = with_card(known, known | {"card": "NVIDIA H100 PCIe", "memory_gbs": 1800, "start_us": 9.0})
+    assert other == known | {"other_cards": {"NVIDIA H200": 4200, "NVIDIA H100 PCIe": 1800}}
 
 
 def test_entries_are_put_into_a_file(tmp_path):
