@@ -37,7 +37,7 @@ def spell_out_recomputable(gm: GraphModule, left: Collection[str] = (), kernels:
     keep_offsets(gm, left)
     forget_shapes(gm.graph, left)
     backward = _backward(gm)
-    spelt = spell_out_softmaxes(gm.graph, backward, left, lambda node: _pointwise(node) or is_product(node, kernels))
+    spelt = spell_out_softmaxes(gm.graph, backward, left, lambda node, softmax: _pointwise(node) or is_product(node, softmax, kernels))
     for node in list(gm.graph.nodes):
         formula = _FORMULAS.get(node.target)
         value = None if formula is None else _first(node) if isinstance(node.meta.get("val"), (tuple, list)) else node

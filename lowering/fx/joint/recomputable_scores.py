@@ -55,13 +55,13 @@ def recompute_scores(gm: GraphModule, backward: Collection[Node], by_element: Ca
     return marked
 
 
-def is_product(node: Node, kernels: Kernels) -> bool:
-    """Whether a node is a product of matrices that kernels compute again."""
-    return node.target in _PRODUCTS and _is_taken(node, kernels)
+def is_product(node: Node, scores: Node, kernels: Kernels) -> bool:
+    """Whether a node is a product of matrices that gives `scores`, or weighs rows by them, in kernels that compute these again."""
+    return node.target in _PRODUCTS and _is_taken(node, scores, kernels)
 
 
-def _is_taken(node: Node, kernels: Kernels) -> bool:
-    known = kernels(value_of(node))
+def _is_taken(node: Node, scores: Node, kernels: Kernels) -> bool:
+    known = kernels(value_of(scores))
     return known is not None and value_of(node).dtype in known.types
 
 
@@ -80,7 +80,7 @@ def _attention(power: Node, backward: Collection[Node], by_element: Callable[[No
 def _weights(scores: Node, backward: Collection[Node], by_element: Callable[[Node], bool], kernels: Kernels) -> set[Node] | None:
     """What computes weights element by element from products, where what weighs rows is their only use in forward (a sigmoid for a softmax,
     a linear attention)."""
-    if not is_product(scores, kernels) or "recompute" in scores.meta:
+    if not is_product(scores, scores, kernels) or "recompute" in scores.meta:
         return None
     return _recomputed(scores, set(), backward, by_element, kernels) if _is_larger(scores, scores.all_input_nodes) else None
 
@@ -177,7 +177,7 @@ def _closure(start: Iterable[Node], step: Callable[[Node], Iterable[Node]]) -> s
 
 
 def _is_product(node: Node, scores: Node, kernels: Kernels) -> bool:
-    return node.target in _SCORES and _is_taken(node, kernels) and _has_all(node, scores)
+    return node.target in _SCORES and _is_taken(node, scores, kernels) and _has_all(node, scores)
 
 
 def _has_all(node: Node, scores: Node) -> bool:

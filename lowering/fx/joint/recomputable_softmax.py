@@ -43,9 +43,9 @@ def forget_shapes(graph: Graph, left: Collection[str]) -> None:
                 node.update_arg(1, w(aten.expand.default, total, sizes))
 
 
-def spell_out_softmaxes(graph: Graph, backward: Collection[Node], left: Collection[str], by_element: Callable[[Node], bool]) -> int:
-    """Rewrite the softmaxes of a joint graph that only their own gradients, and what goes `by_element` or repeats the softmax anyway,
-    read in backward; gives how many. Those that are results of the graph stay as they are: they are in memory."""
+def spell_out_softmaxes(graph: Graph, backward: Collection[Node], left: Collection[str], repeats: Callable[[Node, Node], bool]) -> int:
+    """Rewrite the softmaxes of a joint graph whose readers in backward are their own gradients, or such that a reader `repeats` a softmax;
+    gives how many. Those that are results of the graph stay as they are: they are in memory."""
     spelt = 0
     for node in list(graph.nodes):
         gradient_of = _GRADIENT_OF.get(node.target)
@@ -54,7 +54,7 @@ def spell_out_softmaxes(graph: Graph, backward: Collection[Node], left: Collecti
         gradients = [u for u in node.users if u.target is gradient_of and u.args[1] is node]
         found = list(_readers(node))
         again_read = [u for u in found if u in backward]
-        if not again_read or any(u.op == "output" for u in found) or not all(u in gradients or by_element(u) for u in again_read):
+        if not again_read or any(u.op == "output" for u in found) or not all(u in gradients or repeats(u, node) for u in again_read):
             continue
         sizes, dim = value_of(node).shape, node.args[1]
         if sizes and statically_known_true(sizes[dim] == 0):

@@ -133,6 +133,18 @@ def test_few_scores_or_wide_ones_are_kept(few, kept, monkeypatch):
     assert kept != [[]]
 
 
+def test_size_of_scores_decides(kept, monkeypatch):
+    """Not that of gradients of values, which the last cache may hold: an einsum's products read weights themselves."""
+    monkeypatch.setitem(KERNELS, "cpu", ScoreKernels(HALVES, ROWS * TERMS, 6 * TERMS * 16))
+
+    def flat(q, k, v):
+        scores = torch.bmm(*(x.flatten(0, 1) for x in (q, k.mT)))
+        return torch.einsum("bij,bjd->bid", torch.softmax(scores * 0.25, -1), v.flatten(0, 1))
+
+    step(flat, inputs(), True)
+    assert kept == [[]]
+
+
 def test_what_products_take_is_kept_as_it_is_given(saved_tensors):
     """Not as views of it with other batches, which would hide that products have the same loops."""
     ranks = saved_tensors(lambda made, given: sorted(t.dim() for t in {**given, **made}.values() if t.numel() >= 6 * ROWS * 16))
