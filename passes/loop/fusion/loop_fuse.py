@@ -20,6 +20,7 @@ from ....dialects.nd import symbol_ranges
 from ...analysis.nest_info import is_in_place
 from ...analysis.origins import title
 from ...analysis.symbols import symbol_hints
+from ...analysis.weighed_calls import TERMS, called_terms
 from ...cost.machine import machine_of
 from ...manager.pass_manager import Pass
 from ..directives import Outcome
@@ -62,8 +63,11 @@ class LoopFuse(Pass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, hints = symbol_ranges(op), symbol_hints(op)
-        for func in [f for f in op.ops if isinstance(f, FuncOp)]:
-            planner, plan, outcomes = plan_with_directives(func, symbols, hints, self)
+        funcs = [f for f in op.ops if isinstance(f, FuncOp)]
+        terms = {called_terms(o) for f in funcs for o in f.body.ops if isinstance(o, nd.ExternOp) and TERMS in o.attributes}
+        for func in funcs:
+            plan_of = _plan_of_terms if func.sym_name.data in terms else plan_with_directives
+            planner, plan, outcomes = plan_of(func, symbols, hints, self)
             before = len(planner.infos)
             unmet = planner.directives.open if planner.directives is not None else []
             outcomes = [o for o in outcomes if all(o is not other for other, _ in unmet)]
@@ -128,10 +132,7 @@ def plan_with_directives(
     """The plan of a function under the user's directives, and what became of each."""
 
     def planner(directives: Directives | None = None, inline: Iterable[Operation] = ()) -> Planner:
-        made = Planner(func, symbols, hints, directives, inline)
-        made.machine = machine_of(func)
-        made.price = options.price
-        return made
+        return _planner(Planner(func, symbols, hints, directives, inline), func, options)
 
     if not options.no_fuse and not options.fuse and not options.marked:
         free = planner()
@@ -145,6 +146,19 @@ def plan_with_directives(
         found = planner(directives, inline)
         plan = found.plan()
     return found, plan, directives.outcomes(found)
+
+
+def _plan_of_terms(
+    func: FuncOp, symbols: RangeEnv, hints: dict[str, int], options: LoopFuse
+) -> tuple[Planner, FusionPlan, list[Outcome]]:
+    """The plan of a function that a call asks for blocks of what it computes: one nest, whatever that computes again."""
+    found = _planner(Planner(func, symbols, hints, None, func.body.ops, search=False), func, options)
+    return found, found.plan(), []
+
+
+def _planner(made: Planner, func: FuncOp, options: LoopFuse) -> Planner:
+    made.machine, made.price = machine_of(func), options.price
+    return made
 
 
 def _remove_border_copies(func: FuncOp, plan: FusionPlan) -> list[tuple[OpResult, Group]]:

@@ -4,13 +4,14 @@
     ->  %q, %k = nd.reshape ... : 2 x 8 x ... ; %s = nd.matmul %q, %k : 2 x 8 x N x M ; %p = softmax(f(%s)) : 2 x 8 x N x M
 
 A program that flattens heads into the batch, and parts them again for a mask, gives two kinds of loops to one attention. The dimensions
-that all others merge are taken for all.
+that all others merge are taken for all, and merged again where a kernel has fewer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from xdsl.ir import Block, Operation, SSAValue
 
@@ -23,20 +24,48 @@ from ....dialects.nd.types import tensor_type
 Dims = tuple[Expr, ...]
 
 
-def share_batches(scores: Collection[nd.MatmulOp], weighed: Collection[nd.MatmulOp]) -> bool:
-    """Give products of scores, the ones that are weighed by these, and what lies between, as many batch dimensions as any of it has;
-    whether that changed something. Views around them keep the types that others see."""
+def share_batches(scores: Collection[nd.MatmulOp], weighed: Collection[nd.MatmulOp], two: bool = False) -> bool:
+    """Give products of scores, the ones that are weighed by these, and what lies between, as many batch dimensions as any of it has, `two`
+    at most; whether that changed something. Views around them keep the types that others see."""
     region = _Region.of(next(iter(scores)))
     if region.batch is ONE:
         return False
     for op in (*scores, *weighed):
         region.add(op.result)
     region.grow()
-    batch = region.batch_dims()
+    batch = region.shared_batch(two)
     if batch is None:
         return False
     region.rewrite(batch)
     return True
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Batch dimensions: the finest that a value has, and those that all values get, each of which merges some of these."""
+
+    finest: Dims
+    dims: Dims
+
+    def parted(self, own: Dims, dims: Dims, prefix: int) -> tuple[Dims, list[Dims]]:
+        """The sizes of an operand in each of the batch dimensions, by the finest of them, and behind them: of an operation that gives
+        `dims`, `prefix` of them the batch."""
+        tail = len(dims) - prefix
+        front = [ONE] * (len(dims) - len(own)) + list(own[: len(own) - tail])
+        groups = _groups(dims[:prefix], self.finest)
+        assert groups is not None
+        fine = iter([n for size, group in zip(front, groups, strict=True) for n in ([ONE] * len(group) if size is ONE else group)])
+        return own[len(own) - tail :], [tuple(next(fine) for _ in self.finest_of(k)) for k in range(len(self.dims))]
+
+    def finest_of(self, k: int) -> Dims:
+        """What one of the dimensions merges."""
+        merged = _groups(self.dims, self.finest)
+        assert merged is not None
+        return merged[k]
+
+    def is_part(self, k: int, sizes: Dims) -> bool:
+        """Whether an operand has a part of what one of the dimensions merges."""
+        return product(sizes) not in (ONE, self.dims[k])
 
 
 @dataclass
@@ -90,15 +119,35 @@ class _Region:
             return tuple(op.dims.data[: len(first)]) == tuple(first)
         return isinstance(op, nd.ReshapeOp) or all(d not in first for d in op.dims.data)
 
-    def batch_dims(self) -> Dims | None:
-        """The batch dimensions that all others merge; None where all are the same, or there are none."""
+    def shared_batch(self, two: bool) -> _Batch | None:
+        """The batch dimensions that all others merge, or, of `two`, those of which the fewest operands have a part; None where all are the
+        same, or there are none."""
         computed = [(v, k) for v, k in self.prefixes.items() if not isinstance(v.owner, nd.ReshapeOp)]
         found = {tuple(n for n in tensor_type(v).dims[:k] if n is not ONE) for v, k in computed}
-        longest = max(found, key=len)
-        return longest if len(found) > 1 and all(_groups(dims, longest) is not None for dims in found) else None
+        finest = max(found, key=len)
+        batch = _Batch(finest, finest)
+        if two and len(finest) > 2:
+            splits = [_Batch(finest, (product(finest[:k]), product(finest[k:]))) for k in range(1, len(finest))]
+            batch = min(splits, key=self._parts)
+        many = two and any(k > 2 for _, k in computed)  # some of one element, perhaps
+        changes = many or found != {batch.dims}
+        return batch if changes and all(_groups(dims, finest) is not None for dims in found) else None
 
-    def rewrite(self, batch: Dims) -> None:
+    def _parts(self, batch: _Batch) -> int:
+        """How many operands have a part of one of these batch dimensions."""
+        found = 0
+        for value, prefix in self.prefixes.items():
+            dims = tensor_type(value).dims
+            if not isinstance(value.owner, PointwiseOp) or _groups(dims[:prefix], batch.finest) is None:
+                continue
+            outside = [tensor_type(v).dims for v in value.owner.operands if v not in self.prefixes]
+            parted = [batch.parted(own, dims, prefix)[1] for own in outside if len(own) > len(dims) - prefix]
+            found += sum(batch.is_part(k, sizes) for groups in parted for k, sizes in enumerate(groups))
+        return found
+
+    def rewrite(self, shared: _Batch) -> None:
         """Put each operation again, with these batch dimensions."""
+        batch = shared.dims
         block = next(iter(self.prefixes)).owner.parent
         assert isinstance(block, Block)
         old = [op for op in block.ops if op.results and op.results[0] in self.prefixes]
@@ -110,7 +159,7 @@ class _Region:
                 new[result] = new[op.input]
                 continue
             made = op.clone()
-            views = list(self._operands(made, batch, new, t.dims, prefix))
+            views = list(self._operands(made, shared, new, t.dims, prefix))
             made.results[0]._type = t.with_dims((*batch, *t.dims[prefix:]))  # pyright: ignore[reportAttributeAccessIssue]
             if isinstance(made, (nd.PermuteOp, nd.ReduceOp)):
                 self._shift(made, op.operands[0], batch)
@@ -128,22 +177,23 @@ class _Region:
             op.detach()
             op.erase(safe_erase=False)
 
-    def _operands(self, made: Operation, batch: Dims, new: dict[SSAValue, SSAValue], dims: Dims, prefix: int) -> Iterator[nd.ReshapeOp]:
+    def _operands(self, made: Operation, batch: _Batch, new: dict[SSAValue, SSAValue], dims: Dims, prefix: int) -> Iterator[Operation]:
         """Give an operation the operands that it has with other batch dimensions; the views that this takes."""
         for k, value in enumerate(made.operands):
             if value in new:
                 made.operands[k] = new[value]
                 continue
             own = tensor_type(value).dims
+            views: Iterable[Operation] = ()
             if isinstance(made, nd.MatmulOp):
-                wanted = (*batch, *own[-2:])
-            elif isinstance(made, PointwiseOp):
-                wanted = _broadcast(own, dims, prefix, batch)
-            else:
-                continue
-            if wanted != own:
-                view = nd.ReshapeOp.new((value,), tensor_type(value).with_dims(wanted))
-                made.operands[k] = view.result
+                views = _resized(value, [(*batch.dims, *own[-2:])])
+            elif isinstance(made, PointwiseOp) and len(own) > len(dims) - prefix:
+                tail, sizes = batch.parted(own, dims, prefix)
+                whole = [batch.finest_of(k) if batch.is_part(k, group) else group for k, group in enumerate(sizes)]
+                steps = [sizes, whole] if whole != sizes else []
+                views = _resized(value, [*((*chain(*step), *tail) for step in steps), (*map(product, whole), *tail)])
+            for view in views:
+                made.operands[k] = view.results[0]
                 yield view
 
     def _shift(self, made: nd.PermuteOp | nd.ReduceOp, source: SSAValue, batch: Dims) -> None:
@@ -167,13 +217,12 @@ def _groups(dims: Dims, batch: Dims) -> list[Dims] | None:
     return None if rest else found
 
 
-def _broadcast(own: Dims, dims: Dims, prefix: int, batch: Dims) -> Dims:
-    """The sizes of an operand whose operation gets other batch dimensions. `dims`: what the operation gave, `prefix` of them the batch."""
-    tail = len(dims) - prefix
-    if len(own) <= tail:
-        return own
-    front = [ONE] * (len(dims) - len(own)) + list(own[: len(own) - tail])
-    groups = _groups(dims[:prefix], batch)
-    assert groups is not None
-    made = [n for size, group in zip(front, groups, strict=True) for n in ([ONE] * len(group) if size is ONE else group)]
-    return (*made, *own[len(own) - tail :])
+def _resized(value: SSAValue, steps: Iterable[Dims]) -> Iterator[Operation]:
+    """The views that give a tensor these sizes, one after the other: repeated where it has none of a dimension."""
+    for dims in steps:
+        t = tensor_type(value)
+        if t.dims == dims:
+            continue
+        view = (nd.ReshapeOp if product(t.dims) is product(dims) else nd.ExpandOp).new((value,), t.with_dims(dims))
+        value = view.results[0]
+        yield view

@@ -88,12 +88,12 @@ class NdWeighRows(Pass):
 
 
 def _share_batches(func: FuncOp, symbols: RangeEnv) -> None:
-    """Give what is one call the same batch dimensions, which a program may merge and part."""
+    """Give what is one call the same batches and heads, which a program may merge and part."""
     while True:
         products = [op for op in func.body.block.ops if isinstance(op, nd.MatmulOp)]
         attention = (one for op in products if isinstance(one := carried_scores(op, products, symbols, shared=True), CarriedScores))
         groups = (*attention, *carried_weights(products, symbols, by_blocks=True))
-        if not any(share_batches(one.scores, one.products) for one in groups):
+        if not any(share_batches(one.scores, one.products, two=True) for one in groups):
             return
 
 

@@ -96,6 +96,35 @@ def test_no_scores_are_in_memory(fn):
     assert error(got, fn(*(a.double() for a in args))) < 1e-6
 
 
+def regions(q, k, v):
+    """Windows that batches have, of which each hides other keys, and a bias of heads."""
+    batch, heads, rows, terms = *q.shape[:3], k.shape[2]
+    i, j = places(q, k)
+    hidden = torch.where((i + j) % (torch.arange(2)[:, None, None, None] + 5) == 0, -100.0, 0.0)
+    scores = q @ k.mT * 0.1 + torch.arange(heads)[:, None, None] * (j - i) / terms
+    return torch.softmax((scores.view(-1, 2, heads, rows, terms) + hidden).view(batch, heads, rows, terms), -1) @ v
+
+
+def shared_and_flat(q, k, v):
+    """Heads that share keys, flattened with the batch for products alone, beside a bias that heads share."""
+    batch, heads, rows, terms = *q.shape[:3], k.shape[2]
+    i, j = places(q, k)
+    q, k, v = (x.flatten(0, 1) for x in (q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)))
+    bias = ((i * j) % (torch.arange(batch)[:, None, None, None] + 3)).to(q.dtype)
+    scores = (torch.bmm(q, k.mT).view(batch, heads, rows, terms) * 0.2 + bias).view(-1, rows, terms)
+    return torch.einsum("bij,bjd->bid", torch.softmax(scores, -1), v)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shape", "shared"), [(regions, (4, 3), None), (regions, (2, 3), None), (shared_and_flat, (2, 4), 2)], ids=str
+)
+def test_batches_that_are_parted_in_several_ways(fn, shape, shared):
+    args = heads(70, 90, 16, shape=shape, shared=shared)
+    assert calls_of(fn, args) == 1
+    got = torch.compile(fn, backend="stepwell", fullgraph=True)(*args)
+    assert error(got, fn(*(a.double() for a in args))) < 1e-6
+
+
 @pytest.mark.parametrize("fn", [softcap_and_causal, pytest.param(in_float32, marks=pytest.mark.spread)], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.spread)], ids=str)
 def test_numbers_of_16_bits(fn, dtype):
