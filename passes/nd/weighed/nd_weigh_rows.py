@@ -42,6 +42,8 @@ from ..products.carried_scores import CarriedScores, carried_scores, is_of_produ
 from ..products.carried_weights import CarriedWeights, WeighedRows, carried_weights
 from ..products.shared_batches import share_batches
 from ..repeated_heads import without_repeats
+from .inserter import Inserter
+from .row_sums import sum_rows
 from .terms import FREE, Dims, TermsFunction, four_dims, operands_first, swapped, swaps, without_views
 
 End = nd.MatmulOp | nd.ReduceOp | nd.ScatterOp
@@ -75,6 +77,9 @@ class NdWeighRows(Pass):
                 why = writer.softmax(one)
                 if why is not None:
                     self._said(one, why)
+            if len(products) > 1:
+                sum_rows(func, self.fewest, hints)
+                _share_batches(func, symbols)
             alive = [o for o in func.body.block.ops if isinstance(o, nd.MatmulOp)] if len(products) > 1 else []
             for group in list(carried_weights(alive, symbols, by_blocks=True)) if alive else ():
                 self._said(group.scores[0], writer.sums(group))
@@ -184,7 +189,7 @@ class _Writer:
         t, length = tensor_type(op.source), tensor_type(op.base).dims[-1]
         if length.value is None or not 0 < length.value < 1 << 24:
             return "places that float32 does not number"
-        new = _Inserter(op)
+        new = Inserter(op)
         every = new(nd.IotaOp.create(result_types=[TensorType.get((length,), i64, t.device.data)], properties={"dim": IntsAttr.get((0,))}))
         _, turned = without_views(op.source, False)
         index = _copied(new, op.index)
@@ -208,7 +213,7 @@ class _Writer:
         """The product of factors of weights, in front of `at`."""
         if not factors:
             return []
-        new, found = _Inserter(at), factors[0]
+        new, found = Inserter(at), factors[0]
         for one in factors[1:]:
             found = new(OPS["mul"].create(operands=[found, one], result_types=[found.type]))
         return [found]
@@ -242,7 +247,7 @@ class _Writer:
         function, scales = terms.build("terms")
         batch, heads, rows, _ = terms.dims
         t = tensor_type(at.result)
-        new = _Inserter(at)
+        new = Inserter(at)
         given = [pair for op, is_turned in terms.scores.items() for pair in ((op.lhs, is_turned), (op.rhs, is_turned))]
         sources = [_by_rows(new, x, k % 2 == 1) for k, (x, _) in enumerate(given)]
         pairs = [sources[k : k + 2][:: -1 if given[k][1] else 1] for k in range(0, len(sources), 2)]
@@ -284,20 +289,7 @@ class _Writer:
         return name
 
 
-class _Inserter:
-    """Puts operations in front of one."""
-
-    def __init__(self, at: Operation):
-        self.at = at
-
-    def __call__(self, op: Operation) -> SSAValue:
-        assert self.at.parent is not None
-        op.location = self.at.location
-        self.at.parent.insert_op_before(op, self.at)
-        return op.results[0]
-
-
-def _copied(new: _Inserter, value: SSAValue) -> SSAValue:
+def _copied(new: Inserter, value: SSAValue) -> SSAValue:
     """A value computed once more, as far as that costs no memory: fusion stores what two nests of a function share."""
     needed: dict[Operation, None] = {}
     worklist = [value]
@@ -362,7 +354,7 @@ def _dims_of(weights: SSAValue, turned: bool) -> Dims:
     return four_dims(swapped(best) if best_flips else best)
 
 
-def _by_rows(new: _Inserter, x: SSAValue, turned: bool) -> SSAValue:
+def _by_rows(new: Inserter, x: SSAValue, turned: bool) -> SSAValue:
     """A factor as rows over which a product sums: of one that has them as columns (`turned`) with these in the other order."""
     if not turned:
         return x
@@ -373,7 +365,7 @@ def _by_rows(new: _Inserter, x: SSAValue, turned: bool) -> SSAValue:
     return new(nd.PermuteOp.new((x,), t.with_dims(swapped(t.dims)), dims=IntsAttr.get(order)))
 
 
-def _unrepeated(new: _Inserter, x: SSAValue, batch: Expr, heads: Expr, kind: object) -> SSAValue:
+def _unrepeated(new: Inserter, x: SSAValue, batch: Expr, heads: Expr, kind: object) -> SSAValue:
     """A factor as batches, heads, rows, without what heads or batches repeat, in its own type where a cast has widened it."""
     while (source := _widened(x) or without_repeats(x)) is not None:
         x = source
@@ -393,7 +385,7 @@ def _kind_of(factors: Sequence[SSAValue]) -> Attribute:
     return kinds.pop() if len(kinds) == 1 else f32
 
 
-def _of_all_heads(new: _Inserter, x: SSAValue, batch: Expr, heads: Expr) -> SSAValue:
+def _of_all_heads(new: Inserter, x: SSAValue, batch: Expr, heads: Expr) -> SSAValue:
     """A factor with all batches and heads, repeated where it has fewer."""
     t = tensor_type(x)
     if t.dims[:2] == (batch, heads):
@@ -417,7 +409,7 @@ def _replace(at: Operation, old: SSAValue, value: SSAValue, turned: bool = False
     """Have `value`, with the sizes of `old`, take its place behind a call in front of `at`."""
     if not any(True for _ in old.uses):
         return
-    new, made, t = _Inserter(at), value, tensor_type(old)
+    new, made, t = Inserter(at), value, tensor_type(old)
     if turned:
         made = _turned(new, made)
     if tensor_type(made).element_type != t.element_type:
@@ -429,7 +421,7 @@ def _replace(at: Operation, old: SSAValue, value: SSAValue, turned: bool = False
     _move_behind(made, old.owner, at)
 
 
-def _turned(new: _Inserter, x: SSAValue) -> SSAValue:
+def _turned(new: Inserter, x: SSAValue) -> SSAValue:
     t = tensor_type(x)
     return new(nd.PermuteOp.new((x,), t.with_dims(swapped(t.dims)), dims=IntsAttr.get((*range(t.rank - 2), t.rank - 1, t.rank - 2))))
 

@@ -272,15 +272,15 @@ def test_tables_are_read_where_scores_are(fn):
     assert error(run_loop(module, args)[0], want) < 1e-6
 
 
-def check_two_calls(fn, args):
-    """A function is two calls of weighed rows, and each level means what it does."""
+def check_calls(fn, args, count=2):
+    """A function is so many calls of weighed rows, and each level means what it does."""
     module = import_function(fn, *args).module
     want = fn(*(a.double() for a in args))
     for passes in ("nd-canonicalize,nd-weigh-rows", "nd-to-loop,loop-fuse", "loop-to-mem", "mem-term-blocks"):
         run(parse_pipeline(passes), module, context())
         module.verify()
         assert all(error(a, b) < 1e-6 for a, b in zip((run_nd if "nd-w" in passes else run_loop)(module, args), want, strict=True))
-    assert sum(op.name == "mem.extern" and op.call.data.target == TARGET for op in module.walk()) == 2
+    assert sum(op.name == "mem.extern" and op.call.data.target == TARGET for op in module.walk()) == count
 
 
 @pytest.mark.parametrize("summed", [(0,), (1,), (0, 1)])
@@ -292,7 +292,41 @@ def test_weights_are_added_up(summed):
         return weights.sum(summed), weights @ k
 
     args = [heads(30, 50, 8)[0][:, :1].expand(2, 4, 30, 8), *heads(30, 50, 8)[1:2], *heads(30, 50, 8)[::2]]
-    check_two_calls(fn, args)
+    check_calls(fn, args)
+
+
+def slopes(weights):
+    """The gradient of what distances are multiplied by, a number for each head."""
+    away = (torch.arange(50) - torch.arange(30)[:, None]).to(weights.dtype)
+    return (weights.sum(0, keepdim=True) * away).sum((0, 2, 3))
+
+
+def buckets(weights):
+    """The gradient of a table of biases."""
+    places = (torch.arange(50) - torch.arange(30)[:, None]).abs().clamp(max=6)
+    return torch.ops.aten.embedding_dense_backward(weights.sum(0).permute(1, 2, 0), places, 7, -1, False)
+
+
+@pytest.mark.parametrize(("summed", "count"), [(slopes, 1), (buckets, 2)])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_weights_are_added_up_over_rows_and_terms(summed, count, batch):
+    def fn(q, k, g, v):
+        weights = torch.exp(q @ k.mT * 0.1) * (g @ v.mT)
+        return summed(weights), weights @ k
+
+    args = [*heads(30, 50, 8, shape=(batch, 4))[:2], *heads(30, 50, 8, shape=(batch, 4))[::2]]
+    check_calls(fn, args, count)
+
+
+def test_sum_that_weights_need_is_no_part_of_their_call():
+    def fn(q, k, g, v):
+        weights = torch.exp(q @ k.mT * 0.1) * (g @ v.mT)
+        total = weights.sum((2, 3), keepdim=True)
+        return total, (weights / (total.abs() + 1)) @ k
+
+    args = [*heads(30, 50, 8)[:2], *heads(30, 50, 8)[::2]]
+    got, want = torch.compile(fn, backend="stepwell")(*args), fn(*(a.double() for a in args))
+    assert all(error(a, b) < 1e-5 for a, b in zip(got, want, strict=True)) and not stepwell.counters["fallback"]
 
 
 @pytest.mark.parametrize("by_rows", [True, False])
@@ -306,7 +340,7 @@ def test_weights_are_added_up_within_rows(by_rows):
         return q.new_zeros(*turned.shape[:-1], 32).scatter_add(-1, away.expand(turned.shape), turned), weights @ k
 
     args = [*heads(30, 50, 8)[:2], *heads(30, 50, 8)[::2]]
-    check_two_calls(fn, args)
+    check_calls(fn, args)
 
 
 def test_each_level_drops_the_same_weights():
