@@ -50,6 +50,7 @@ from ..expr.syntax import ExprAttr, IndexMapAttr, format_expr, parse_expr, parse
 from ..nd.base import ExprsAttr
 from ..nd.types import TensorType
 from ..support.create import QuickOp
+from ..support.replace import erase_op
 from ..support.schedule_check import schedule_problem
 from .access import LoadOp, StoreOp
 from .base import LoopLike
@@ -118,15 +119,13 @@ def drop_empty(tensor: SSAValue) -> None:
     """Remove the loop.empty that makes `tensor`, if one does and nothing uses it any more."""
     op = tensor.owner
     if isinstance(op, EmptyOp) and tensor.first_use is None:
-        op.detach()
-        op.erase()
+        erase_op(op)
 
 
 def drop_nest(nest: NestOp) -> None:
     """Remove a nest whose results nothing uses, and each loop.empty of its outs that nothing uses then."""
     empties = list(nest.outs)
-    nest.detach()
-    nest.erase()
+    erase_op(nest)
     for empty in empties:
         drop_empty(empty)
 

@@ -18,7 +18,7 @@ from ...dialects import loop, mem, nd
 from ...dialects.expr import Expr
 from ...dialects.mem import BufferType
 from ...dialects.nd.types import tensor_type
-from ...dialects.support.replace import replace_op
+from ...dialects.support.replace import erase_op, replace_op
 from ...passes.manager.errors import PassError
 from .lowering import PASS, Lowering, Storage
 
@@ -102,8 +102,7 @@ def finish_batches(module: ModuleOp) -> None:
             argument = block.insert_arg(alloc.result.type, len(block.args))
             argument.name_hint = alloc.result.name_hint
             alloc.result.replace_all_uses_with(argument)
-            alloc.detach()
-            alloc.erase()
+            erase_op(alloc)
         body.update_function_type()
         if own:
             _give(op, body, [a for a in block.args[len(block.args) - len(own) :]])

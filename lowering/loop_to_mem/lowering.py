@@ -26,6 +26,7 @@ from ...dialects.mem import BufferType
 from ...dialects.nd.base import IntsAttr
 from ...dialects.nd.call_args import Arg, Call, CallAttr
 from ...dialects.nd.types import TensorType, tensor_type
+from ...dialects.support.replace import erase_op
 from ...passes.analysis.accesses.in_place import InPlaceAccesses
 from ...passes.analysis.accesses.panels import panel_columns
 from ...passes.analysis.accesses.windows import windows_of
@@ -126,8 +127,7 @@ class Lowering:
 
     def erase(self, op: Operation) -> None:
         """Remove an op whose results have no uses any more."""
-        op.detach()
-        op.erase()
+        erase_op(op)
 
     def alloc(self, t: BufferType, name: str | None, kind: StringAttr = ARENA) -> SSAValue:
         """A new buffer with a storage of its own; one on another device than the program's has memory of its own."""

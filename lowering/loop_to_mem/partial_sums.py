@@ -21,6 +21,7 @@ from ...dialects.expr import IndexMap, dim, product
 from ...dialects.expr.ranges import RangeEnv
 from ...dialects.nd.base import prop
 from ...dialects.nd.types import TensorType, element_bytes, tensor_type
+from ...dialects.support.replace import erase_op
 from ...passes.loop.transform.body import Body
 from ...passes.manager.instrumentation import remark, statistic
 from ...passes.mem.arena.peak import DONATED
@@ -180,8 +181,7 @@ def _divide(one: _Sum, count: int, position: dict[Operation, int], symbols: Rang
     old.block.insert_op_before(load, adds[-1])
     adds[-1].result.replace_all_uses_with(load.result)
     for op in (*adds[::-1], *terms):
-        op.detach()
-        op.erase()
+        erase_op(op)
     one.terms[:count] = [load]
     one.adds[: count - 1] = []
     remark(new, lambda: f"adds up {count} terms before the others are there: all of them would set the peak of memory", "applied")

@@ -20,7 +20,7 @@ from ...dialects.expr import Expr, as_expr
 from ...dialects.host import LaunchOp
 from ...dialects.mem import BufferType
 from ...dialects.nd.types import element_bytes
-from ...dialects.support.replace import replace_op
+from ...dialects.support.replace import erase_op, replace_op
 from ...passes.cost.nest_cost import SERIAL_NS
 from ...passes.manager.errors import PassError
 from .builder import Builder
@@ -49,8 +49,7 @@ class BatchLowering:
         for op in [op for op in self.module.walk() if type(op) is loop.BatchOp]:
             self._launch(op, kernels[op.callee.string_value()])
         for f in bodies:
-            f.detach()
-            f.erase()
+            erase_op(f)
 
     def _launch(self, op: loop.BatchOp, kernel: str) -> None:
         sizes: list[Expr] = []

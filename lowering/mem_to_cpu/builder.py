@@ -21,6 +21,7 @@ from ...dialects import cpu
 from ...dialects.cpu.types import lanes_of, like, vec
 from ...dialects.support.create import create
 from ...dialects.support.names import name_indices
+from ...dialects.support.replace import erase_op
 from ..nest.builder import NO_OVERFLOW_FLAGS, PLAIN
 
 _INTS: dict[tuple[int, Attribute], dict[str, Attribute]] = {}
@@ -295,8 +296,7 @@ def drop_unused(block: Block) -> None:
             for inner in region.blocks:
                 drop_unused(inner)
         if not isinstance(op, _EFFECTS) and not any(r.first_use for r in op.results):
-            op.detach()
-            op.erase(safe_erase=False)
+            erase_op(op, safe_erase=False)
         op = before
 
 

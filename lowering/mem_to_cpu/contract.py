@@ -35,7 +35,7 @@ from ...dialects.machine import OrderError
 from ...dialects.nd.base import IntsAttr
 from ...dialects.nd.call_args import Arg, Call, CallAttr
 from ...dialects.nd.types import element_bytes, is_float, ui8
-from ...dialects.support.replace import replace_op
+from ...dialects.support.replace import erase_op, replace_op
 from ...passes.analysis.accesses.panels import panel_columns
 from ...passes.analysis.accesses.windows import Windows, windows_of
 from ...passes.analysis.origins import title
@@ -338,8 +338,7 @@ class ContractLowering:
         generated = generated and p is not None and transposed(p) is not None
         nest = epilogue_nest(op, rectangle=generated)
         block.insert_op_before(nest, op)
-        op.detach()
-        op.erase()
+        erase_op(op)
         if not generated:
             self.outline(nest)
             self.lower(plain)
@@ -350,8 +349,7 @@ class ContractLowering:
         launch = self.outline(scheduled(nest, p.m if turned else p.n, 0 if turned else 1))
         made = self._generated(p, Epilogue(launch, turned))
         assert made is not None
-        launch.detach()
-        launch.erase()
+        erase_op(launch)
         replace_op(plain, *made)
 
     # ---- generated

@@ -26,6 +26,7 @@ from ...dialects.cpu.types import ptr
 from ...dialects.expr import Expr, Sym, as_expr
 from ...dialects.host import LaunchOp
 from ...dialects.mem import BufferType
+from ...dialects.support.replace import erase_op
 from ...passes.analysis.nest_access import NestAccess
 from ..outline import traffic
 from .builder import Builder
@@ -77,8 +78,7 @@ class JoinLowering:
         assert block is not None
         block.insert_op_after(joined, launches[-1])
         for launch in launches:
-            launch.detach()
-            launch.erase()
+            erase_op(launch)
 
     def _symbols(self, launch: LaunchOp) -> Sequence[Sym]:
         return self._parts[launch.kernel.string_value()].symbols

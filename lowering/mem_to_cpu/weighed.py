@@ -15,6 +15,7 @@ from ...dialects.cpu.attention import WeighedOp, is_pointer
 from ...dialects.expr import ONE, ZERO, Expr, Sym, as_expr, exact_quotient, free_syms
 from ...dialects.mem import BufferType
 from ...dialects.nd.base import prop
+from ...dialects.support.replace import erase_op
 from ...passes.analysis.schedule_attrs import bool_attr, update_schedule
 from ...passes.analysis.weighed_calls import MASKED, SURE, WeighedCall
 from ..outline import Arguments
@@ -67,8 +68,7 @@ class WeighedLowering:
                 kernel.sym_name.data, (*given, *(s.name for s in arguments.symbols)),
                 tuple(s for s in arguments.symbols if not s.name.startswith(BLOCK)),
             )  # fmt: skip
-            func.detach()
-            func.erase()
+            erase_op(func)
             self.module.body.block.add_op(kernel)
 
     def lower(self, op: mem.ExternOp) -> bool:

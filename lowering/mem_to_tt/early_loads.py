@@ -15,7 +15,7 @@ from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, IntegerAttr, i1
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.traits import is_side_effect_free
 
-from ...dialects.support.replace import replace_op
+from ...dialects.support.replace import erase_op, replace_op
 from ...dialects.tt.arith import ExtSIOp, ExtUIOp
 from ...dialects.tt.base import number
 from ...dialects.tt.compute import BitcastOp, DotOp, ReduceOp
@@ -176,12 +176,10 @@ def _carry(loop: scf.ForOp, loads: Sequence[LoadOp], needed: Sequence[Operation]
     ahead = loaded(following, goes_on, first, body)
     for load in loads:
         load.result.replace_all_uses_with(body.insert_arg(load.result.type, len(body.args)))
-        load.detach()
-        load.erase()
+        erase_op(load)
     end = body.last_op
     body.insert_op_before(scf.YieldOp(*end.operands, *ahead), end)
-    end.detach()
-    end.erase()
+    erase_op(end)
     region = loop.detach_region(loop.body)
     new = scf.ForOp.create(
         operands=[*loop.operands, *start], result_types=[*(r.type for r in loop.results), *(v.type for v in start)], regions=[region],

@@ -17,6 +17,7 @@ from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, TensorType
 from xdsl.ir import Block, SSAValue
 
 from ...dialects.nd.types import is_float
+from ...dialects.support.replace import erase_op
 from ...dialects.tt.arith import CmpFOp, SelectOp
 from ...dialects.tt.compute import ReduceOp
 from ...dialects.tt.memory import LoadOp
@@ -39,8 +40,7 @@ def fill_loads(entry: Block) -> None:
                 for load, number in loads.items():
                     _fill(entry, load, number)
                 op.results[0].replace_all_uses_with(op.operands[1])
-                op.detach()
-                op.erase()
+                erase_op(op)
                 break
 
 
@@ -61,8 +61,7 @@ def _fill(entry: Block, load: LoadOp, number: float) -> None:
     assert block is not None
     block.insert_op_before(filled, load)
     load.result.replace_all_uses_with(filled.result)
-    load.detach()
-    load.erase()
+    erase_op(load)
 
 
 def _outside(value: SSAValue, mask: SSAValue, fill: float, loads: dict[LoadOp, float]) -> float | None:

@@ -16,6 +16,7 @@ from ...dialects import loop
 from ...dialects.expr import Expr, as_expr, product
 from ...dialects.expr.ranges import Range
 from ...dialects.nd.types import c128
+from ...dialects.support.replace import erase_op
 from ...dialects.tt.structure import AssertOp, FuncOp, ReturnOp
 from ...dialects.tt.types import int32, ptr
 from ...passes.analysis.dependences import memory_of
@@ -100,8 +101,7 @@ def drop_unused(block: Block) -> None:
             for inner in region.blocks:
                 drop_unused(inner)
         if op.results and is_trivially_dead(op):
-            op.detach()
-            op.erase()
+            erase_op(op)
 
 
 class NestLowering(Loops):

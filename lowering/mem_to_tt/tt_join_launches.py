@@ -22,6 +22,7 @@ from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
 from ...dialects import mem
 from ...dialects.expr import Expr, as_expr
 from ...dialects.host import LaunchOp
+from ...dialects.support.replace import erase_op
 from ...dialects.tt.structure import FuncOp, GetProgramIdOp, ReturnOp
 from ...passes.analysis.accesses.touched import Touched
 from ...passes.manager.locations import joined
@@ -53,8 +54,7 @@ class TtJoinLaunches(Pass):
                 self.statistic("num-joined", len(group))
                 self.remark(group[-1], f"one launch of {len(group)}", kind="applied")
                 for launch in group:
-                    launch.detach()
-                    launch.erase()
+                    erase_op(launch)
         joiner.drop_unused()
 
 
@@ -182,8 +182,7 @@ class _Joiner:
         joined = {name for key in self.made for name, _ in key}
         for name in joined - used:
             kernel = self.kernels.pop(name)
-            kernel.detach()
-            kernel.erase()
+            erase_op(kernel)
 
 
 def _name(launch: LaunchOp) -> str:

@@ -10,7 +10,7 @@ from ...dialects.expr import Expr, as_expr
 from ...dialects.host import LaunchOp
 from ...dialects.mem import BufferType
 from ...dialects.nd.call_args import KERNEL_CALL, Arg
-from ...dialects.support.replace import replace_op
+from ...dialects.support.replace import erase_op, replace_op
 from ...dialects.tt.structure import FuncOp
 from ..outline import traffic
 from .kernel import is_aligned
@@ -34,8 +34,7 @@ def lower_user_kernels(module: ModuleOp) -> int:
         replace_op(op, launch)
         asked.add(name)
     for name in asked - launched:
-        kernels[name].detach()
-        kernels[name].erase()
+        erase_op(kernels[name])
     return len(calls)
 
 

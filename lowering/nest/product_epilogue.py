@@ -17,6 +17,7 @@ from xdsl.ir import Operation, SSAValue
 from ...dialects import loop
 from ...dialects.expr import Expr, IndexMap, dim, sym
 from ...dialects.expr.ranges import Range
+from ...dialects.support.replace import erase_op
 from ...passes.analysis.schedule_attrs import update_schedule
 
 ROW, ROWS, COLUMN, COLUMNS = RECTANGLE = tuple(sym(f"tile_{name}") for name in ("row", "rows", "column", "columns"))
@@ -85,5 +86,4 @@ def split_epilogue(op: loop.ContractOp) -> None:
     block = op.parent
     assert block is not None
     block.insert_ops_before(made, op)
-    op.detach()
-    op.erase()
+    erase_op(op)

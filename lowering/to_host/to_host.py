@@ -23,6 +23,7 @@ from ...dialects.nd.base import ExprsAttr, prop
 from ...dialects.nd.call_args import Arg, Call
 from ...dialects.nd.types import RangeAttr, element_bytes
 from ...dialects.support.names import keep_name
+from ...dialects.support.replace import erase_op
 from ...passes.manager.errors import PassError
 from ...passes.manager.pass_manager import Pass
 from .out_variants import out_variant
@@ -45,8 +46,7 @@ class ToHost(Pass):
             block = function.parent_block()
             assert block is not None
             block.insert_op_before(program, function)
-            function.detach()
-            function.erase()
+            erase_op(function)
 
 
 def _typical_sizes(module: ModuleOp) -> dict[Expr, int]:

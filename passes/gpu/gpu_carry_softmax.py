@@ -30,6 +30,7 @@ from ...dialects import loop
 from ...dialects.expr import dim, free_dims, product
 from ...dialects.expr.ranges import RangeEnv, range_of
 from ...dialects.machine import has_fixed_order
+from ...dialects.support.replace import erase_op
 from ..analysis.accesses.disjoint import separate_iterations
 from ..analysis.nest_access import NestAccess
 from ..analysis.reduction_kinds import Cursor
@@ -141,8 +142,7 @@ def _rewrite(nest: loop.NestOp, found: SoftmaxWeights, symbols: RangeEnv, column
         if not all(_fills(info, store) for store in stores):
             raise Refused("numbers of rows are needed by others, too, and not each of its rows is one of the weights'")
     except Refused as refused:
-        made.detach()
-        made.erase()
+        erase_op(made)
         return str(refused)
     for op in reversed(early):
         op.detach()
@@ -243,8 +243,7 @@ class _Writer(TermWriter):
         self.after = Cursor(self.nest.block, found.reduce)
         self._rows()
         stores = [self._stored(tensor, out) for tensor, out in outs.items()]
-        found.reduce.detach()
-        found.reduce.erase()
+        erase_op(found.reduce)
         self.finish()
         return stores
 
@@ -277,8 +276,7 @@ class _Writer(TermWriter):
                     raise Refused("it reads more than its own row of what goes with the weights")
                 read[op.result] = self._row_value(store.value, known)
                 op.result.replace_all_uses_with(read[op.result])
-                op.detach()
-                op.erase()
+                erase_op(op)
         _move_behind(self.made, found.reduce)
         total = self.made.results[2]
         for cls, by in reversed(found.scales.rows):

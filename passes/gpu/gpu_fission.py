@@ -22,6 +22,7 @@ from xdsl.ir import Operation, SSAValue
 from ...dialects import loop, mem
 from ...dialects.expr import Expr
 from ...dialects.expr.ranges import RangeEnv
+from ...dialects.support.replace import erase_op
 from ..analysis.dependences import memory_of, touched_in
 from ..analysis.nest_access import NestAccess
 from ..analysis.nest_key import nests_in_memory
@@ -68,8 +69,7 @@ class GpuFission(Pass):
             said = nest.next_op
             assert said is not None
             if not any(isinstance(o, loop.StoreOp) for o in loop.walk_bodies(nest)):
-                nest.detach()
-                nest.erase()
+                erase_op(nest)
             self.statistic("num-split")
             self.remark(said, f"values in a nest of their own: {one / 1000:.1f} us where they were, apart {two / 1000:.1f}", kind="applied")
 
@@ -166,8 +166,7 @@ def split_off(nest: loop.NestOp, each: loop.ForOp, saved: dict[SSAValue, SSAValu
         bring(value)
     for op in each.block.ops:
         at.place(clone_into(op, values, {}, symbols))
-    each.detach()
-    each.erase()
+    erase_op(each)
     assert nest.parent is not None
     nest.parent.insert_op_after(made, nest)
 

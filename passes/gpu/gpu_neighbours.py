@@ -29,6 +29,7 @@ from ...dialects import loop
 from ...dialects.expr import Expr, IndexMap, const, dim, dims_subs, exact_quotient, linear_coeff
 from ...dialects.nd.base import ExprsAttr
 from ...dialects.nd.types import c128
+from ...dialects.support.replace import erase_op
 from ..analysis.accesses.neighbours import Adjacency
 from ..analysis.dependences import memory_of
 from ..analysis.nest_access import Access, Loop, NestAccess
@@ -168,5 +169,4 @@ def _select(nest: loop.NestOp, stores: list[loop.StoreOp], along: int) -> None:
     made.location = first.location
     back.place(made)
     for op in stores:
-        op.detach()
-        op.erase()
+        erase_op(op)

@@ -22,6 +22,7 @@ from ...dialects import loop
 from ...dialects.expr import product
 from ...dialects.machine import has_fixed_order
 from ...dialects.nd.types import is_float
+from ...dialects.support.replace import erase_op
 from ..analysis.constants import constant_of
 from ..analysis.nest_key import nests_in_memory
 from ..analysis.reduction_kinds import CMPF
@@ -125,8 +126,6 @@ def _merge(highest: loop.ReduceOp, total: loop.ReduceOp) -> None:
         either = arith.SelectOp(infinite, power.result, new.results[1])
         block.insert_ops_before([power, either], total)
         total.results[0].replace_all_uses_with(either.result)
-    total.detach()
-    total.erase()
+    erase_op(total)
     highest.results[0].replace_all_uses_with(new.results[0])
-    highest.detach()
-    highest.erase()
+    erase_op(highest)

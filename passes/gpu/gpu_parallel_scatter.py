@@ -18,6 +18,7 @@ from ...dialects import loop
 from ...dialects.machine import has_fixed_order, is_repeatable
 from ...dialects.nd.base import ExprsAttr
 from ...dialects.nd.types import is_float
+from ...dialects.support.replace import erase_op
 from ..analysis.dependences import memory_of
 from ..analysis.nest_key import nests_in_memory
 from ..manager.pass_manager import Pass
@@ -85,5 +86,4 @@ def move_out(nest: loop.NestOp, inner: Operation) -> None:
         op.detach()
         if not isinstance(op, loop.YieldOp):
             block.insert_op_before(op, inner)
-    inner.detach()
-    inner.erase()
+    erase_op(inner)

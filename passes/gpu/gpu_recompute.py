@@ -15,6 +15,7 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from ...dialects import loop, mem
 from ...dialects.expr.ranges import RangeEnv
+from ...dialects.support.replace import erase_op
 from ..analysis.dependences import memory_of
 from ..analysis.nest_key import nests_in_memory
 from ..loop.fusion.facts import MAX_REPEATED_OPS
@@ -41,8 +42,7 @@ class GpuRecompute(Pass):
                     drop_out(nest, argument)
                     allocation = buffer.owner
                     assert isinstance(allocation, Operation)
-                    allocation.detach()
-                    allocation.erase()
+                    erase_op(allocation)
 
 
 def is_private(buffer: SSAValue) -> bool:
@@ -85,8 +85,7 @@ def _forward(nest: loop.NestOp, argument: SSAValue, buffer: SSAValue) -> bool:
     for load, values in zip(loads, found, strict=True):
         assert values is not None
         compute_at(load, store.value, source, {}, RangeEnv(), values)
-    store.detach()
-    store.erase()
+    erase_op(store)
     return True
 
 

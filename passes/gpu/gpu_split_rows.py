@@ -20,7 +20,7 @@ from ...dialects import loop
 from ...dialects.expr import ZERO, Expr, IndexMap, as_expr, ceildiv, dim, product
 from ...dialects.expr.ranges import RangeEnv, simplify
 from ...dialects.machine import has_fixed_order
-from ...dialects.support.replace import replace_op
+from ...dialects.support.replace import erase_op, replace_op
 from ..analysis.nest_key import nests_in_memory
 from ..analysis.reduction_kinds import Cursor
 from ..analysis.symbols import symbol_facts
@@ -121,8 +121,7 @@ class _Split:
             self.split.store(at, found, made, IndexMap.identity(len(dims)))
         for op in reversed(_behind(self.nest, self.rows)):
             split_off(self.nest, op, {}, self.symbols)
-        self.nest.detach()
-        self.nest.erase(safe_erase=False)
+        erase_op(self.nest, safe_erase=False)
 
     def _rows(self, memory: dict[SSAValue, SSAValue], outer: dict[SSAValue, SSAValue]) -> None:
         """The nest of the parts."""

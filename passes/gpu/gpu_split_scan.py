@@ -27,6 +27,7 @@ from ...dialects.expr import ZERO, Expr, as_expr, ceildiv, dim, free_dims, maxim
 from ...dialects.expr.ranges import RangeEnv, simplify
 from ...dialects.machine import has_fixed_order
 from ...dialects.nd.types import is_float
+from ...dialects.support.replace import erase_op
 from ..analysis.dependences import memory_of
 from ..analysis.nest_access import NestAccess
 from ..analysis.nest_key import nests_in_memory
@@ -208,8 +209,7 @@ class _Split:
         found = scan.join(Cursor(new.do_block), before, new.do_block.args[1:])
         self._clone(old.do_block, new.do_block, part, dict(zip(old.do_block.args[1:], found, strict=False)), end)
         self.nest.block.insert_op_before(new, old)
-        old.detach()
-        old.erase()
+        erase_op(old)
 
     def _clone(self, old: Block, new: Block, part: SSAValue, values: Values, end: Expr | None = None) -> None:
         """The ops of a region of the scan for one part, with `values` for what they use; what they access behind `end` is masked."""

@@ -13,6 +13,7 @@ from xdsl.ir import SSAValue
 from ...dialects import loop, mem
 from ...dialects.expr import Dim
 from ...dialects.expr.ranges import RangeEnv
+from ...dialects.support.replace import erase_op
 from ..analysis.dependences import memory_of
 from ..analysis.reduction_kinds import Cursor
 from ..loop.fusion.placement import survives
@@ -127,5 +128,4 @@ def replace_nests(made: loop.NestOp, first: loop.NestOp, second: loop.NestOp) ->
     assert block is not None
     block.insert_op_before(made, second)
     for op in (first, second):
-        op.detach()
-        op.erase(safe_erase=False)
+        erase_op(op, safe_erase=False)

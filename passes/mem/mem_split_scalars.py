@@ -22,6 +22,7 @@ from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from ...dialects import loop, mem
 from ...dialects.expr import IndexMap
+from ...dialects.support.replace import erase_op
 from ..analysis.dependences import memory_of
 from ..analysis.nest_access import NestAccess
 from ..analysis.nest_key import nests_in_memory
@@ -145,8 +146,7 @@ class _Part:
         for op in self.ops:
             last.block.add_op(op.clone(values))
         for op in reversed(self.ops):
-            op.detach()
-            op.erase()
+            erase_op(op)
         first = len(nest.outs)
         for buffer in buffers:
             add_out(nest, buffer)
@@ -269,7 +269,6 @@ def drop_unused(nest: loop.NestOp) -> None:
     """Remove ops whose results nobody uses any more, and outs that are not stored."""
     for op in reversed(list(nest.block.ops)):
         if is_plain(op) and not any(True for _ in op.results[0].uses):
-            op.detach()
-            op.erase()
+            erase_op(op)
     for argument in [a for a in nest.out_args if not any(True for _ in a.uses)]:
         drop_out(nest, argument)

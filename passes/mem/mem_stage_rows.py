@@ -24,6 +24,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from ...dialects import loop, mem
 from ...dialects.expr import IndexMap
 from ...dialects.nd.types import element_bytes
+from ...dialects.support.replace import erase_op
 from ..analysis.dependences import memory_of
 from ..analysis.nest_access import NestAccess
 from ..analysis.nest_key import nests_in_memory
@@ -98,8 +99,7 @@ class _Row:
         nest.block.insert_op_before(fill, self.outer)
         for op in reversed(self.ops):
             if not any(True for _ in op.results[0].uses):
-                op.detach()
-                op.erase()
+                erase_op(op)
 
 
 def _rows(nest: loop.NestOp) -> Iterator[_Row]:

@@ -30,6 +30,7 @@ from ...dialects.nd.base import ExprsAttr, IntsAttr
 from ...dialects.nd.call_args import CallAttr
 from ...dialects.nd.types import LayoutAttr, TensorType, tensor_type
 from ...dialects.support.call_template import Arg
+from ...dialects.support.replace import erase_op
 from ..analysis.call_order import needs_besides_values
 from ..cost.collective_cost import NAMESPACE, collective_bytes, collective_kind, group_ranks, is_begin, is_wait, link_of
 from ..cost.machine import machine_of
@@ -224,8 +225,7 @@ def _write(bucket: _Bucket) -> None:
     block.insert_ops_before(new, last.begin)
     for part in parts:
         for op in (part.wait, part.begin):
-            op.detach()
-            op.erase()
+            erase_op(op)
 
 
 def _count(value: SSAValue) -> int:

@@ -16,6 +16,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from ....dialects import loop
 from ....dialects.expr.ranges import RangeEnv
+from ....dialects.support.replace import erase_op
 from ...analysis.nest_access import NestAccess
 from ...analysis.symbols import symbol_facts
 from ...cost.machine import Gpu, machine_of
@@ -71,8 +72,7 @@ def _carry(nest: loop.NestOp, load: loop.LoadOp, symbols: RangeEnv) -> bool:
     old, new = (nest, made) if sorted_rows(NestAccess(made, symbols)) is not None else (made, nest)
     if old is nest:
         loop.take_uses(nest.results, made.results)
-    old.detach()
-    old.erase()
+    erase_op(old)
     if new is made and not any(r.uses for r in table.results):
         loop.drop_nest(table)
     return new is made

@@ -23,6 +23,7 @@ from ....dialects import loop
 from ....dialects.expr import ONE, Expr, free_dims, product
 from ....dialects.expr.ranges import RangeEnv
 from ....dialects.loop.ops import kinds_attr
+from ....dialects.support.replace import erase_op
 from ...analysis.nest_access import NestAccess
 from ...analysis.reduction_kinds import Cursor
 from ...analysis.symbols import symbol_facts
@@ -89,13 +90,11 @@ def _carry(found: ScaledRows, symbols: RangeEnv, sizes: Sizes, gpu: Gpu) -> None
             raise Refused(f"by price: that would save a kernel of {saved / 1e3:.4g} us, and the products take {more / 1e3:.4g} us longer")
     except Refused:
         for _, new in made:
-            new.detach()
-            new.erase()
+            erase_op(new)
         raise
     for old, new in made:
         loop.take_uses(old.results, new.results)
-        old.detach()
-        old.erase()
+        erase_op(old)
     loop.drop_nest(found.nest)
 
 
@@ -143,8 +142,7 @@ class _Reader:
         sums = [self._sum(old, op, value, different) for op in self.found.sums for value in _yields(op)]
         for load, place in zip(self.loads, places, strict=True):
             load.result.replace_all_uses_with(self._factor(load, place))
-            load.detach()
-            load.erase()
+            erase_op(load)
         made = self._with_sums(old, sums)
         _load_once(made.block)
         self._scale(made, scaled, places[0])
@@ -238,8 +236,7 @@ class _Reader:
         self.nest.block.insert_op_before(made, old)
         for before, after in zip(old.results, made.results, strict=False):
             before.replace_all_uses_with(after)
-        old.detach()
-        old.erase()
+        erase_op(old)
         return made
 
     def _scale(self, made: loop.ReduceOp, scaled: Sequence[int], place: dict[SSAValue, Place]) -> None:
@@ -296,8 +293,7 @@ def _load_once(block: Block) -> None:
         first = seen.setdefault((op.source, op.index_map, tuple(op.index_operands)), op)
         if first is not op:
             op.result.replace_all_uses_with(first.result)
-            op.detach()
-            op.erase()
+            erase_op(op)
 
 
 def _yields(op: loop.ReduceOp) -> list[SSAValue]:

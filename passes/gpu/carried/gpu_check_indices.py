@@ -20,6 +20,7 @@ from ....dialects import loop
 from ....dialects.expr import IndexMap, dim
 from ....dialects.expr.ranges import RangeEnv
 from ....dialects.nd.types import TensorType
+from ....dialects.support.replace import erase_op
 from ...analysis.nest_access import NestAccess
 from ...analysis.reduction_kinds import Cursor
 from ...analysis.symbols import symbol_facts
@@ -101,5 +102,4 @@ def _read_checked(nest: loop.NestOp, bound: loop.BoundOp, checked: SSAValue, pla
     old: Operation = bound
     nest.block.insert_op_before(made, bound)
     bound.result.replace_all_uses_with(made.result)
-    old.detach()
-    old.erase()
+    erase_op(old)

@@ -23,6 +23,7 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 from ....dialects import loop, mem
 from ....dialects.expr import ONE, ZERO, Add, Expr, IndexMap, as_expr, ceildiv, dim, dims_subs, exact_quotient, floordiv, free_dims
 from ....dialects.expr.ranges import RangeEnv, simplify
+from ....dialects.support.replace import erase_op
 from ...analysis.dependences import memory_of
 from ...analysis.listed_terms import LISTED, block_of, decided
 from ...analysis.needed_terms import guards_by_kind
@@ -275,8 +276,7 @@ class _Lists:
             root.replace_all_uses_with(made)
         for op in reversed(list(self.reduce.block.ops)):
             if op.results and not op.regions and not any(r.uses for r in op.results):
-                op.detach()
-                op.erase()
+                erase_op(op)
 
 
 _Body = Callable[[Cursor, loop.NestOp, SSAValue], list[SSAValue]]

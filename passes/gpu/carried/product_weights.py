@@ -19,6 +19,7 @@ from ....dialects import loop
 from ....dialects.expr import Dim, free_dims, product
 from ....dialects.expr.ranges import RangeEnv
 from ....dialects.nd.types import tensor_type
+from ....dialects.support.replace import erase_op
 from ...analysis.reduction_kinds import Cursor
 from ...cost.contraction_price import MAX_JOINED_COLUMNS, MAX_WEIGHED_ELEMENTS
 from ...loop.fusion.placement import final_store, needed
@@ -250,8 +251,7 @@ def _drop_unused(op: Operation) -> None:
     if not op.results:
         return
     if not any(r.uses for r in op.results):
-        op.detach()
-        op.erase()
+        erase_op(op)
         return
     kept = [k for k, r in enumerate(op.results) if r.uses]
     if not isinstance(op, loop.ReduceOp) or len(kept) == len(op.results) or any(loop.KINDS[kind] != (1, 1) for kind in op.kind_names):
@@ -264,14 +264,12 @@ def _drop_unused(op: Operation) -> None:
     assert last is not None
     loop.take_uses(op.indices, made.indices)
     yielded = [last.operands[k] for k in kept]
-    last.detach()
-    last.erase()
+    erase_op(last)
     for inner in list(op.block.ops):
         inner.detach()
         made.block.add_op(inner)
     made.block.add_op(loop.YieldOp.create(operands=yielded))
     loop.take_uses([op.results[k] for k in kept], made.results)
-    op.detach()
-    op.erase()
+    erase_op(op)
     for inner in reversed(list(made.block.ops)):
         _drop_unused(inner)

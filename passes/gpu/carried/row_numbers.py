@@ -13,6 +13,7 @@ from xdsl.dialects import arith
 from xdsl.ir import Operation, SSAValue
 
 from ....dialects import loop
+from ....dialects.support.replace import erase_op
 from ...loop.fusion.placement import final_store, needed
 
 COMPUTED = (arith.CmpfOp, arith.ConstantOp, arith.MulfOp, arith.DivfOp, arith.AddfOp, arith.SubfOp)
@@ -64,5 +65,4 @@ def _compute(load: loop.LoadOp, source: SSAValue) -> None:
     for op in _between(wanted.value, store.value):
         load.parent.insert_op_before(op.clone(values), load)
     load.result.replace_all_uses_with(values[wanted.value])
-    load.detach()
-    load.erase()
+    erase_op(load)

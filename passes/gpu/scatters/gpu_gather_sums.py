@@ -32,6 +32,7 @@ from ....dialects.expr import ZERO, Dim, Expr, IndexMap, dim, dims_subs, free_di
 from ....dialects.expr.ranges import RangeEnv
 from ....dialects.machine import has_fixed_order, is_repeatable
 from ....dialects.nd.types import element_bytes
+from ....dialects.support.replace import erase_op
 from ...analysis.reduction_kinds import Cursor
 from ...analysis.symbols import symbol_facts
 from ...cost.library_cost import size
@@ -209,8 +210,7 @@ def _where(load: loop.LoadOp, condition: SSAValue, at: Cursor) -> SSAValue:
     """A load in the place of another one, which reads nothing where a condition does not hold."""
     zero = at.constant(0, load.result.type)
     made = loop.LoadOp.new(load.source, load.index_map, list(load.index_operands), condition, zero, load.location)
-    load.detach()
-    load.erase()
+    erase_op(load)
     return at.place(made).results[0]
 
 

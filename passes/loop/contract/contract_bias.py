@@ -26,6 +26,7 @@ from ....dialects.expr import ONE, ZERO, Expr, IndexMap, dim
 from ....dialects.expr import product as expr_product
 from ....dialects.expr.syntax import IndexMapAttr
 from ....dialects.nd.types import TensorType
+from ....dialects.support.replace import erase_op
 from ...analysis.nest_info import is_in_place
 from ...manager.pass_manager import Pass
 from .contract_expand import is_plain
@@ -152,7 +153,6 @@ def _fold(nest: loop.NestOp, product: loop.ContractOp, bias: loop.LoadOp, add: O
     nest.results[0].replace_all_uses_with(result)
     empties = [nest.outs[0], product.outs[0]]
     for op in (nest, product):
-        op.detach()
-        op.erase()
+        erase_op(op)
     for empty in empties:
         loop.drop_empty(empty)

@@ -26,6 +26,7 @@ from ....dialects.expr.ranges import Range, RangeEnv, simplify
 from ....dialects.expr.syntax import IndexMapAttr
 from ....dialects.nd import symbol_ranges
 from ....dialects.nd.types import TensorType, tensor_type
+from ....dialects.support.replace import erase_op
 from ...analysis.nest_info import is_in_place
 from ...analysis.origins import is_named, operator_of
 from ...manager.locations import joined
@@ -195,8 +196,7 @@ class _Region:
         self._hand_on(last.results[0], new)
         empties = [old.outs[0], *(m.nest.outs[0] for m in self.taken)]
         for op in (*(m.nest for m in reversed(self.taken)), old):
-            op.detach()
-            op.erase()
+            erase_op(op)
         for made in empties:
             loop.drop_empty(made)
         return new
@@ -218,8 +218,7 @@ class _Region:
                 assert op.parent is not None
                 op.parent.insert_op_before(changed, op)
                 op.result.replace_all_uses_with(changed.result)
-                op.detach()
-                op.erase()
+                erase_op(op)
                 continue
             if isinstance(op, nd.IndexViewOp):
                 whole = map_.compose(op.map.data)

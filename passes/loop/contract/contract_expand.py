@@ -18,6 +18,7 @@ from ....dialects.expr import Expr, IndexMap, dim
 from ....dialects.expr.ranges import RangeEnv
 from ....dialects.nd import symbol_ranges
 from ....dialects.nd.types import TensorType, compute_type, tensor_type
+from ....dialects.support.replace import erase_op
 from ...manager.pass_manager import Pass
 from ..transform.body import Body
 
@@ -67,8 +68,7 @@ def expand(op: loop.ContractOp, symbols: RangeEnv) -> None:
     block.insert_op_before(nest, op)
     for old, new in zip(op.results, nest.results, strict=True):
         old.replace_all_uses_with(new)
-    op.detach()
-    op.erase()
+    erase_op(op)
 
 
 def _clone(source: Block, target: Block, values: dict[SSAValue, SSAValue]) -> None:

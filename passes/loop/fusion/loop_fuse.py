@@ -17,6 +17,7 @@ from xdsl.ir import Operation, OpResult, SSAValue
 from ....dialects import loop, nd
 from ....dialects.expr.ranges import RangeEnv
 from ....dialects.nd import symbol_ranges
+from ....dialects.support.replace import erase_op
 from ...analysis.nest_info import is_in_place
 from ...analysis.origins import title
 from ...analysis.symbols import symbol_hints
@@ -173,8 +174,7 @@ def _remove_border_copies(func: FuncOp, plan: FusionPlan) -> list[tuple[OpResult
         source.name_hint = source.name_hint or nest.results[0].name_hint
         nest.results[0].replace_all_uses_with(source)
         removed.append((source, plan.nests.pop(nest)))
-        nest.detach()
-        nest.erase()
+        erase_op(nest)
     return removed
 
 

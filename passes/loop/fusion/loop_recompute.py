@@ -23,6 +23,7 @@ from ....dialects import loop
 from ....dialects.expr import Expr, IndexMap
 from ....dialects.expr.ranges import RangeEnv
 from ....dialects.nd.types import TensorType, element_bytes
+from ....dialects.support.replace import erase_op
 from ...analysis.symbols import symbol_facts
 from ...manager.pass_manager import Pass
 from .placement import compute_at, covers, places_at, survives
@@ -159,8 +160,7 @@ def _rewrite(nest: loop.NestOp, number: int, plan: _Plan, symbols: RangeEnv) -> 
     block = nest.block
     readers = [(load, places_at(plan.store, load)) for load in plan.readers]
     argument = nest.out_args[number]
-    plan.store.detach()
-    plan.store.erase()
+    erase_op(plan.store)
     assert isinstance(argument, BlockArgument)
     outs = [o for k, o in enumerate(nest.outs) if k != number]
     kept = [r for k, r in enumerate(nest.results) if k != number]
@@ -203,8 +203,7 @@ def _rewrite(nest: loop.NestOp, number: int, plan: _Plan, symbols: RangeEnv) -> 
 def _discard(nest: loop.NestOp, number: int) -> None:
     """Remove a nest, and the empty tensor that its result `number` began as."""
     empty = nest.outs[number]
-    nest.detach()
-    nest.erase(safe_erase=False)
+    erase_op(nest, safe_erase=False)
     loop.drop_empty(empty)
 
 

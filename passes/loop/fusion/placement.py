@@ -19,6 +19,7 @@ from ....dialects import loop
 from ....dialects.expr import ONE, Dim
 from ....dialects.expr.ranges import RangeEnv
 from ....dialects.nd.types import is_float
+from ....dialects.support.replace import erase_op
 from ..transform.loop_rewrite import Place, clone_into
 
 
@@ -102,5 +103,4 @@ def compute_at(
     for op in source:
         block.insert_op_before(clone_into(op, values, places, symbols), load)
     load.result.replace_all_uses_with(values.get(value, value))
-    load.detach()
-    load.erase()
+    erase_op(load)

@@ -13,6 +13,7 @@ from ....dialects.expr import ZERO, Dim, Expr, IndexMap, dim, dims_subs, free_di
 from ....dialects.expr.ranges import Range, RangeEnv, simplify
 from ....dialects.expr.syntax import IndexMapAttr
 from ....dialects.nd.base import ExprsAttr
+from ....dialects.support.replace import erase_op
 from ...analysis.schedule_attrs import int_attr, schedule_table
 from .tile_numbers import renumber_written
 
@@ -106,8 +107,7 @@ def drop_index(number: SSAValue) -> None:
     """Remove the op that makes an index, if nothing uses it."""
     owner = number.owner
     if isinstance(owner, Operation) and number.first_use is None:
-        owner.detach()
-        owner.erase()
+        erase_op(owner)
 
 
 def has_map(op: Operation) -> bool:

@@ -20,6 +20,7 @@ from ....dialects import loop
 from ....dialects.expr import ONE, ZERO, Expr, dim, maximum
 from ....dialects.expr.ranges import RangeEnv, simplify
 from ....dialects.nd.types import TensorType
+from ....dialects.support.replace import erase_op
 from ...analysis.dependences import touched_in
 from ...analysis.reduction_kinds import Cursor
 from ...analysis.schedule_attrs import fix, is_fixed
@@ -119,15 +120,13 @@ class _Split:
         for old, new in zip(self.reduce.results, merged, strict=True):
             new.name_hint = old.name_hint
             old.replace_all_uses_with(new)
-        self.reduce.detach()
-        self.reduce.erase()
+        erase_op(self.reduce)
         self._drop_unused()
 
     def _drop_unused(self) -> None:
         for op in reversed(self.slice):
             if not isinstance(op, loop.BoundOp) and not any(True for r in op.results for _ in r.uses):
-                op.detach()
-                op.erase()
+                erase_op(op)
         for argument in [t for t in self.stored if t in self.nest.out_args and not any(True for _ in t.uses)]:
             drop_out(self.nest, argument)
 

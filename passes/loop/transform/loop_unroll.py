@@ -10,6 +10,7 @@ from xdsl.ir import Operation, SSAValue
 from ....dialects import loop
 from ....dialects.expr import as_expr
 from ....dialects.expr.ranges import RangeEnv
+from ....dialects.support.replace import erase_op
 from ...analysis.reduction_kinds import Cursor, combine
 from .loop_rewrite import Place, clone_into, index_op
 from .nest_transform import NestTransform, Refused
@@ -77,11 +78,9 @@ def unroll(target: loop.LoopLike, sizes: list[int], symbols: RangeEnv) -> None:
                 at.place(clone_into(op, values, places, symbols))
         for made in numbers:
             if not any(True for _ in made.results[0].uses):
-                made.detach()
-                made.erase()
+                erase_op(made)
     flat = [v for part in results for v in part]
     for old, new in zip(target.results, flat, strict=True):
         new.name_hint = new.name_hint or old.name_hint
         old.replace_all_uses_with(new)
-    target.detach()
-    target.erase()
+    erase_op(target)

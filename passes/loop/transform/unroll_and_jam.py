@@ -17,6 +17,7 @@ from ....dialects import loop
 from ....dialects.expr import const, dim, exact_quotient
 from ....dialects.expr.ranges import RangeEnv
 from ....dialects.nd.base import ExprsAttr
+from ....dialects.support.replace import erase_op
 from ...analysis.reduction_kinds import Cursor
 from .loop_rewrite import Place, Values, clone_into, drop_index, index_op
 
@@ -69,8 +70,7 @@ def unroll_and_jam(nest: loop.NestOp, number: int, factor: int, symbols: RangeEn
         for values in iterations:
             copies.add(op, values, places)
     for op in reversed(ops):
-        op.detach()
-        op.erase()
+        erase_op(op)
     for made in places:
         drop_index(made)
     assert isinstance(old, BlockArgument)

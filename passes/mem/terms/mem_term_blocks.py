@@ -27,6 +27,7 @@ from ....dialects.cpu.attention import BLOCK_ROWS, BLOCK_TERMS, BlockKind
 from ....dialects.expr import ONE, Expr, IndexMap, as_expr, ceildiv, dim
 from ....dialects.nd.base import prop
 from ....dialects.nd.call_args import CallAttr
+from ....dialects.support.replace import erase_op
 from ...analysis.needed_terms import guards_of_value
 from ...analysis.nest_access import NestAccess
 from ...analysis.reduction_kinds import Cursor
@@ -74,8 +75,7 @@ class MemTermBlocks(Pass):
             writer.finish(*made[key])
             done.add(name)
         for name in done:
-            functions[name].detach()
-            functions[name].erase()
+            erase_op(functions[name])
 
 
 class _Blocks:
@@ -101,8 +101,7 @@ class _Blocks:
                 if self._varies(guard.condition) and conditions.ends(guard.condition) is not None:
                     found[guard.condition] = guard.holds
         for op in reversed(list(trial.block.ops)):
-            op.detach()
-            op.erase()
+            erase_op(op)
         trial.erase()
         return found
 

@@ -15,6 +15,7 @@ from xdsl.ir import SSAValue
 from ....dialects import loop
 from ....dialects.expr import ONE, Dim, Expr
 from ....dialects.mem import BufferType
+from ....dialects.support.replace import erase_op
 
 
 class Axis(IntEnum):
@@ -91,8 +92,7 @@ def _joined(nests: Sequence[loop.NestOp]) -> loop.NestOp | None:
                 made.block.add_op(op.clone(values))
     last.parent.insert_op_before(made, last)
     for nest in nests:
-        nest.detach()
-        nest.erase()
+        erase_op(nest)
     return made
 
 

@@ -18,6 +18,7 @@ from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 from ....dialects import nd
 from ....dialects.nd.pointwise import OPS, CastOp, CmpOp, FmaOp
 from ....dialects.nd.types import TensorType
+from ....dialects.support.replace import erase_op
 from .nd_canonicalize import full_value
 from .rewriter import has_effect
 
@@ -278,8 +279,7 @@ def put_in_place(found: Found, replacement: Pattern) -> str | None:
         old.replace_all_uses_with(value)
     for op in sorted(found.inside, key=at.__getitem__, reverse=True):
         if not any(result.uses for result in op.results):
-            op.detach()
-            op.erase()
+            erase_op(op)
     return None
 
 

@@ -12,6 +12,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from ....dialects.expr.ranges import RangeEnv
+from ....dialects.support.replace import erase_op
 from ...manager.instrumentation import record
 
 Rule = Callable[["Rewriter", Operation], SSAValue | None]
@@ -76,8 +77,7 @@ class Rewriter:
             if value.name_hint is None:
                 value.name_hint = result.name_hint
             result.replace_all_uses_with(value)
-        op.detach()
-        op.erase()
+        erase_op(op)
 
     def new(self, op: Operation) -> SSAValue:
         """Insert a new op before the one being visited and simplify it too; its (first) result."""
@@ -90,8 +90,7 @@ class Rewriter:
         self.at = outer
         if value is None or value is op.results[0]:
             return op.results[0]
-        op.detach()
-        op.erase()
+        erase_op(op)
         return value
 
     def insert_behind(self, at: Operation, *ops: Operation) -> None:
@@ -107,8 +106,7 @@ def drop_dead(block: Block) -> int:
     dropped = 0
     for op in reversed(list(block.ops)):
         if op.results and not any(r.uses for r in op.results) and not has_effect(op):
-            op.detach()
-            op.erase()
+            erase_op(op)
             dropped += 1
     return dropped
 

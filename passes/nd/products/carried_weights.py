@@ -25,6 +25,7 @@ from ....dialects.expr.ranges import RangeEnv, range_of
 from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.pointwise import PointwiseOp
 from ....dialects.nd.types import element_bytes, tensor_type
+from ....dialects.support.replace import erase_op
 from ...cost.contraction_price import MAX_JOINED_COLUMNS, MAX_WEIGHED_ELEMENTS, WEIGHED_ROWS, Weighing, rate_name
 from ...cost.library_cost import bytes_of, size
 from .carried_scores import COMPUTED, VIEWS, source
@@ -139,8 +140,7 @@ def turn_products(one: CarriedWeights, made: set[Operation]) -> bool:
         weighing.result.name_hint = op.result.name_hint
         op.result.replace_all_uses_with(back.result)
         made.add(weighing)
-        op.detach()
-        op.erase()
+        erase_op(op)
     return bool(turned)
 
 

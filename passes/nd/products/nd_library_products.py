@@ -35,6 +35,7 @@ from ....dialects.machine import has_fixed_order, has_library
 from ....dialects.nd.base import ExprsAttr
 from ....dialects.nd.pointwise import OPS
 from ....dialects.nd.types import FLOATS, tensor_type
+from ....dialects.support.replace import erase_op
 from ...analysis.schedule_attrs import CARRIED, int_attr
 from ...analysis.symbols import symbol_hints
 from ...cost.library_cost import size
@@ -154,8 +155,7 @@ def _columns(op: nd.MatmulOp, part: nd.SliceOp) -> nd.MatmulOp:
     block.insert_ops_before(ops, part)
     new.result.name_hint = part.result.name_hint or op.result.name_hint
     part.result.replace_all_uses_with(ops[-1].results[0])
-    part.detach()
-    part.erase()
+    erase_op(part)
     return new
 
 

@@ -23,6 +23,7 @@ from ....dialects.expr import product
 from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.pointwise import OPS
 from ....dialects.nd.types import element_bytes, is_float, tensor_type
+from ....dialects.support.replace import erase_op
 from ...analysis.accesses.windows import WINDOWS
 from ...analysis.symbols import symbol_hints
 from ...cost.cost_model import Work, estimate
@@ -183,8 +184,7 @@ def _stack(root: Operation, group: Sequence[nd.MatmulOp]) -> Operation:
             made = new(Add.new((made, x), result.type), result.name_hint)
     result.replace_all_uses_with(made)
     for op in (*adds, *group):
-        op.detach()
-        op.erase()
+        erase_op(op)
     owner = made.owner
     assert isinstance(owner, Operation)
     return owner

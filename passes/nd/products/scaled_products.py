@@ -30,6 +30,7 @@ from ....dialects.nd.call_args import Arg, Enum
 from ....dialects.nd.pointwise import CONTRACT, OPS, PARTLY_ROUNDED, ROUNDED, CastOp
 from ....dialects.nd.types import LayoutAttr, TensorType, tensor_type
 from ....dialects.support.float8 import UNIT_FLOAT8
+from ....dialects.support.replace import erase_op
 from ...cost.machine import Gpu
 from ..algebra.rewriter import Rewriter
 
@@ -104,8 +105,7 @@ class ScaledProduct:
         call.results[0].name_hint = self.result.name_hint
         self.result.replace_all_uses_with(call.results[0])
         for op in reversed(self.ops):
-            op.detach()
-            op.erase()
+            erase_op(op)
         return call
 
 
@@ -154,8 +154,7 @@ def scaled_product(call: nd.ExternOp) -> ScaledProduct | None:
     value.name_hint = call.results[0].name_hint
     call.results[0].replace_all_uses_with(value)
     kept = tuple(call.operands), [r.type for r in call.results], dict(call.properties), dict(call.attributes)
-    call.detach()
-    call.erase()
+    erase_op(call)
     return ScaledProduct(product, found.sums, value, ops, kept, found.blocks)
 
 

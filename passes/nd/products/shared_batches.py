@@ -20,6 +20,7 @@ from ....dialects.expr import ONE, Expr, product
 from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.pointwise import PointwiseOp
 from ....dialects.nd.types import tensor_type
+from ....dialects.support.replace import erase_op
 
 Dims = tuple[Expr, ...]
 
@@ -174,8 +175,7 @@ class _Region:
                 for use in outside:
                     use.operation.operands[use.index] = view.result
         for op in reversed(old):
-            op.detach()
-            op.erase(safe_erase=False)
+            erase_op(op, safe_erase=False)
 
     def _operands(self, made: Operation, batch: _Batch, new: dict[SSAValue, SSAValue], dims: Dims, prefix: int) -> Iterator[Operation]:
         """Give an operation the operands that it has with other batch dimensions; the views that this takes."""

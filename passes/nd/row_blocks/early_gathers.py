@@ -13,6 +13,7 @@ from ....dialects import nd
 from ....dialects.expr import ONE
 from ....dialects.nd.pointwise import PointwiseOp
 from ....dialects.nd.types import tensor_type
+from ....dialects.support.replace import erase_op
 
 
 def take_early(block: Block, source: SSAValue) -> int:
@@ -68,8 +69,7 @@ def _move(op: nd.GatherOp, source: SSAValue, steps: list[tuple[PointwiseOp, int]
         block.insert_op_before(made, op)
         value = made.result
     op.result.replace_all_uses_with(value)
-    op.detach()
-    op.erase()
+    erase_op(op)
 
 
 def _behind(block: Block, values: tuple[SSAValue, ...]) -> Operation:

@@ -14,6 +14,7 @@ from ....dialects.expr import ONE, Expr, exact_quotient, product
 from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.pointwise import OPS, CastOp, CmpOp, PointwiseOp
 from ....dialects.nd.types import TensorType, tensor_type
+from ....dialects.support.replace import erase_op
 from ...loop.fusion.facts import MAX_BODY_OPS
 from ..algebra.rewriter import drop_dead
 
@@ -218,8 +219,7 @@ def _folded_scale(block: Block, scores: SSAValue) -> float:
             break
         found *= factor
         op.results[0].replace_all_uses_with(value)
-        op.detach()
-        op.erase()
+        erase_op(op)
     return found
 
 

@@ -15,6 +15,7 @@ from .....dialects import nd
 from .....dialects.nd.base import IntsAttr
 from .....dialects.nd.call_args import Arg, Call, CallAttr
 from .....dialects.nd.types import FLOATS, TensorType, tensor_type
+from .....dialects.support.replace import erase_op
 from ..pixel_products import BACKWARD
 
 
@@ -34,8 +35,7 @@ def split_image_gradients(func: FuncOp) -> dict[nd.ConvOp, nd.ExternOp]:
 def take_back(conv: nd.ConvOp, call: nd.ExternOp) -> None:
     """Have a call's first result be what a convolution was made for."""
     conv.result.replace_all_uses_with(call.results[0])
-    conv.detach()
-    conv.erase()
+    erase_op(conv)
 
 
 def without_image_gradient(call: nd.ExternOp) -> None:
@@ -54,8 +54,7 @@ def without_image_gradient(call: nd.ExternOp) -> None:
         for old, new in zip(call.results[1:], rest.results, strict=True):
             new.name_hint = old.name_hint
             old.replace_all_uses_with(new)
-    call.detach()
-    call.erase()
+    erase_op(call)
 
 
 def _image_gradient(op: nd.ExternOp) -> nd.ConvOp | None:
