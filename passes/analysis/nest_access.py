@@ -9,7 +9,9 @@ they were one are merged. The counterpart in MLIR: drop-unit-dims and collapse o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import IndexType, IntegerAttr, IntegerType, i1
@@ -36,6 +38,9 @@ from ...dialects.expr.walk import children
 from .op_costs import op_cost
 from .repeated_fills import repeated_fills
 from .schedule_attrs import is_fixed
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _MAX_SPLITS = 6
 
@@ -109,6 +114,20 @@ def buffer_strides(t: Attribute) -> tuple[Expr, ...]:
     return strides_contiguous(loop.shaped_dims(t)) if found is None else found
 
 
+def asked_once(question: Callable[Concatenate[NestAccess, P], R]) -> Callable[Concatenate[NestAccess, P], R]:
+    """A question about a nest, of arguments that can be keys: the analysis keeps the answer. An analysis is of a nest as it stands, and is
+    made again for one that was changed."""
+
+    @wraps(question)
+    def answer(info: NestAccess, *args: P.args, **kwargs: P.kwargs) -> R:
+        key = (question, args, *kwargs.items())
+        if key not in info.answers:
+            info.answers[key] = question(info, *args, **kwargs)
+        return info.answers[key]
+
+    return answer
+
+
 class NestAccess:
     """The analysis of one nest, see the module's docstring. `root` is the nest's node, `exprs` gives index values as
     expressions, `opaque` says which value an opaque dimension stands for, `ranges` what is known of dimensions and
@@ -126,6 +145,8 @@ class NestAccess:
         self.nodes: dict[Operation, Node] = {}
         self._strides = strides or {}
         """Of tensors that are known to lie otherwise than row-major."""
+        self.answers: dict[Hashable, Any] = {}
+        """What `asked_once` keeps."""
         self._count = 0
         self._numbers: dict[SSAValue, Dim] = {}
         self._known: dict[Expr, Range] = dict(symbols)

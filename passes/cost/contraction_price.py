@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from math import ceil, inf
 
@@ -140,6 +141,7 @@ def price(work: Contraction, gpu: Gpu) -> Price:
     return _fastest(work, gpu, work.factors, work.result, 1, True, work.matrices // 2)
 
 
+@lru_cache(1024)  # layers of a model have the same products
 def _fastest(
     work: Contraction, gpu: Gpu, read: float, behind: float, held: int, lasting: bool, lost: int, own: bool = False
 ) -> Price:
@@ -164,7 +166,7 @@ def _fastest(
         if not warps and rows * columns > TILE_SIDES[-1] ** 2 or work.depth < Block.terms * parts and parts > 1:
             continue
         block = Block(rows, columns, warps=warps or PROGRAM_WARPS[-1], lasting=lasting)
-        busy, bound = block_ns(replace(sums, rows=sums.rows + lost * rows), block, gpu, parts)
+        busy, bound = block_ns(replace(sums, rows=sums.rows + lost * rows) if lost else sums, block, gpu, parts)
         moving = memory + parts_ns(sums, parts, gpu)
         starts = rates.start_us * 1e3 * (1 if parts == 1 else 2)  # a kernel of its own adds parts up
         ns = gpu.busy(busy, moving) + starts

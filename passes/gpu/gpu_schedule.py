@@ -33,15 +33,16 @@ class GpuSchedule(Pass):
         gpu, ordered = machine_of(op, Gpu), has_fixed_order(op)
         for nest in nests_in_memory(op):
             bounds = bounds_of(nest)
+            info = NestAccess(nest, narrowed(symbols, bounds))
             try:
-                if read_tile(nest, NestAccess(nest, narrowed(symbols, bounds))) is not None:
+                if read_tile(nest, info) is not None:
                     continue
             except UnsupportedNest as error:
                 self.fail(nest, str(error))
-            if not bounds and (bounds := choose_bounds(nest, symbols, hints)):
+            if not bounds and (bounds := choose_bounds(info, symbols, hints)):
                 write_bounds(nest, bounds)
+                info = NestAccess(nest, narrowed(symbols, bounds))
                 self.statistic("num-bounded")
-            info = NestAccess(nest, narrowed(symbols, bounds))
             tile = choose(info, hints, gpu)
             write_tile(nest, info, tile)
             if ordered:

@@ -31,9 +31,11 @@ MAX_SIZE_GROWTH = 16
 """How many times its example one of several sizes may be, if the others leave room for it."""
 
 
-def choose_bounds(nest: loop.NestOp, symbols: RangeEnv, hints: Mapping[Expr, int]) -> dict[Sym, int]:
-    """Bounds of the sizes of a nest, below which it can have a better kernel; none where it has no symbols or gains nothing."""
-    info = NestAccess(nest, symbols)
+def choose_bounds(info: NestAccess, symbols: RangeEnv, hints: Mapping[Expr, int]) -> dict[Sym, int]:
+    """Bounds of the sizes of a nest that has none yet, below which it can have a better kernel; none where it has no symbols or gains
+    nothing."""
+    nest = info.nest
+    assert isinstance(nest, loop.NestOp)
     near, rows = near_sizes(info, symbols, hints)
     kept = bool(rows) and column_loop(info, Sizes(hints)) is None and fits_on_chip(NestAccess(nest, narrowed(symbols, near)))
     return {} if not near or (fits_i32(info) and not kept) else with_room(nest, symbols, near, rows if kept else set())

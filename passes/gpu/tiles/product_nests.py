@@ -19,7 +19,7 @@ from ....dialects.expr import Dim, Expr, free_dims, product
 from ....dialects.support.float8 import FLOAT8, UNIT_FLOAT8, f8e8m0fnu
 from ...analysis.accesses.varying import Varying, is_straight
 from ...analysis.constants import constant_of, integer_of
-from ...analysis.nest_access import Loop, NestAccess, Node
+from ...analysis.nest_access import Loop, NestAccess, Node, asked_once
 from ...analysis.reduction_kinds import CMPI
 
 HALVES = frozenset((bf16, f16))
@@ -66,6 +66,7 @@ class Factors:
         return RATES.get(self.element) or SUM_RATES[self.sums]
 
 
+@asked_once
 def product_sides(info: NestAccess) -> list[Side]:
     """The two sides of a nest whose reductions are all products of what varies along one of them by what varies along the other, in the
     nest's order; none for another nest."""
@@ -89,6 +90,7 @@ def _counts(node: Node) -> bool:
     return isinstance(node.op, loop.ReduceOp) and node.op.kind_names == ["sum"] and node.op.results[0].type == i64
 
 
+@asked_once
 def picked_index(info: NestAccess) -> tuple[Dim, Side] | None:
     """The index by which a side of a product picks its matrix, and that side; None where all rows have one matrix."""
     for one in (f for n in info.root.walk() if n is not info.root for f in factors(info, n)):
@@ -101,6 +103,11 @@ def picked_index(info: NestAccess) -> tuple[Dim, Side] | None:
 def factors(info: NestAccess, node: Node, loops: Sequence[Loop] = ()) -> Sequence[Factors]:
     """The factors of each product's sum that a reduction makes, along the loops of the nest or `loops`; none where a sum is something else
     and not one of numbers that vary along one side alone (`row_sums`)."""
+    return _factors_along(info, node, tuple(loops))
+
+
+@asked_once
+def _factors_along(info: NestAccess, node: Node, loops: Sequence[Loop]) -> Sequence[Factors]:
     op = node.op
     if not isinstance(op, loop.ReduceOp) or set(op.kind_names) != {"sum"} or not node.loops:
         return ()
@@ -241,6 +248,7 @@ class SortedRows:
     count: Expr
 
 
+@asked_once
 def sorted_rows(info: NestAccess) -> SortedRows | None:
     """How the rows of a product are sorted by their matrices; None where that is not known."""
     picks = picked_index(info)
