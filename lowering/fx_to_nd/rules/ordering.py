@@ -27,6 +27,8 @@ aten = torch.ops.aten
 
 _LONGEST_ROWS = {"cpu": 128, "cuda": 64}
 """Elements of a row up to which counting ranks is faster than the library's sort (docs/lab/constants.md)."""
+_LONGEST_SEARCHED_ROW = 64
+"""The same where some elements of a row are wanted, which the library need not sort for."""
 _MOST_LARGEST = 8
 """How many of the largest elements of a row are found one after the other."""
 _MOST_APART = 4
@@ -69,9 +71,9 @@ def ranks(b: Importer, x: SSAValue, d: int, descending: bool) -> SSAValue:
     return b.cast(b.reduce("sum", b.cast(counted, i32), [rank]), i64)
 
 
-def _short(b: Importer, x: SSAValue, d: int) -> bool:
+def _short(b: Importer, x: SSAValue, d: int, longest: int = _LONGEST_SEARCHED_ROW) -> bool:
     size = b.dims(x)[d]
-    return size.is_const and 0 < int(size) <= _LONGEST_ROWS["cpu" if b.on_cpu else "cuda"]
+    return size.is_const and 0 < int(size) <= longest
 
 
 def _sorted(b: Importer, x: SSAValue, d: int, descending: bool) -> tuple[SSAValue, SSAValue]:
@@ -87,7 +89,8 @@ def _sort(b: Importer, x: SSAValue, d: int, descending: bool) -> Any:
     if not b.rank(x):
         return x, b.full(0, i64)
     d %= b.rank(x)
-    return _sorted(b, x, d, bool(descending)) if _short(b, x, d) else NotImplemented
+    longest = _LONGEST_ROWS["cpu" if b.on_cpu else "cuda"]
+    return _sorted(b, x, d, bool(descending)) if _short(b, x, d, longest) else NotImplemented
 
 
 @rule(aten.sort.default)

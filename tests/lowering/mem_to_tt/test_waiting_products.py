@@ -1,5 +1,5 @@
-"""Kernels of products, convolutions and attention at sizes of models, as ptxas sees them: none spills, and no product waits for the one before
-it (its message C7515), which takes a seventh to a third of the speed and is said nowhere else."""
+"""Kernels of products, convolutions and attention at sizes of models, as ptxas sees them: none spills, and no product waits for the one
+before it (its message C7515), which takes a seventh to a third of the speed and is said nowhere else."""
 
 from __future__ import annotations
 
