@@ -20,19 +20,21 @@ Values = list[SSAValue]
 Combine = Callable[[State, Values, Values], Values]
 
 
-def reduce_axis(s: State, values: Values, axis: int, combine: Combine, *, exact: bool = False) -> Values:
+def reduce_axis(s: State, values: Values, axis: int, combine: Combine, *, exact: bool = False, halves: bool = False) -> Values:
     """Tensors of one shape joined along an axis; the results have size 1 there (scalars, where it is the only one). exact: see
-    reduce_values."""
-    return [keep_axis(s.b, v, axis) for v in reduce_values(s, values, axis, combine, exact=exact)]
+    reduce_values; halves, too."""
+    return [keep_axis(s.b, v, axis) for v in reduce_values(s, values, axis, combine, exact=exact, halves=halves)]
 
 
-def reduce_values(s: State, values: Values, axis: int, combine: Combine, *, exact: bool = False) -> Values:
-    """Tensors of one shape joined along an axis, which the results do not have. exact: the result is the same in every order."""
+def reduce_values(s: State, values: Values, axis: int, combine: Combine, *, exact: bool = False, halves: bool = False) -> Values:
+    """Tensors of one shape joined along an axis, which the results do not have. exact: the result is the same in every order.
+    halves: not neighbours are pairs, but elements half of the axis apart, which a thread has of what a unit for products gives."""
     shape = shape_of(values[0].type)
     assert shape is not None
     while s.ordered and not exact and shape[axis] > 2:
-        pairs = (*shape[:axis], shape[axis] // 2, 2, *shape[axis + 1 :])
-        values = _reduced(s, [s.b.place(ReshapeOp.make(v, pairs)).results[0] for v in values], axis + 1, combine)
+        each = (2, shape[axis] // 2) if halves else (shape[axis] // 2, 2)
+        pairs = (*shape[:axis], *each, *shape[axis + 1 :])
+        values = _reduced(s, [s.b.place(ReshapeOp.make(v, pairs)).results[0] for v in values], axis if halves else axis + 1, combine)
         shape = (*shape[:axis], shape[axis] // 2, *shape[axis + 1 :])
     values = _reduced(s, values, axis, combine)
     rest = shape_of(values[0].type)

@@ -48,6 +48,7 @@ from .carried.row_numbers import compute_where_read
 from .carried.softmax_weights import SoftmaxWeights, same_row, softmax_weights, yielded
 from .carried.term_writer import TermWriter, needed, product_of
 from .gpu_online_softmax import computed_alike
+from .tiles.ordered import unit_of
 from .tiles.tile import Sizes
 from .tiles.weighed_products import as_weighed
 
@@ -67,10 +68,12 @@ class GpuCarrySoftmax(Pass):
         symbols, hints = symbol_facts(op)
         funcs = [f for f in op.ops if isinstance(f, FuncOp)]
         wanted = [f.attributes.pop(CARRIED, None) for f in funcs]
-        if not self.columns or not machine_of(op, Gpu).multiplies_halves or has_fixed_order(op):
+        if not self.columns or not machine_of(op, Gpu).multiplies_halves:
             return
         for func, number in zip(funcs, wanted, strict=True):
             self._carry_scores(func, number.value.data if isinstance(number, IntegerAttr) else 0, symbols)
+        if has_fixed_order(op):
+            return  # sizes decide which weights are carried
         self._carry_weights([n for n in op.walk() if isinstance(n, loop.NestOp) and n.results], symbols, Sizes(hints))
 
     def _carry_scores(self, func: FuncOp, wanted: int, symbols: RangeEnv) -> None:
@@ -82,7 +85,7 @@ class GpuCarrySoftmax(Pass):
             found = softmax_weights(nest)
             if isinstance(found, SoftmaxWeights):
                 seen += 1
-                refused = _rewrite(nest, found, symbols, self.columns)
+                refused = _rewrite(nest, found, symbols, self.columns, machine_of(func, Gpu) if has_fixed_order(func) else None)
                 self.remark(nest, refused or "scores are computed where their rows are weighed", kind="missed" if refused else "applied")
                 if refused is None:
                     self.statistic("num-carried")
@@ -113,8 +116,8 @@ class GpuCarrySoftmax(Pass):
             self.remark(nest, why, kind="missed")
 
 
-def _rewrite(nest: loop.NestOp, found: SoftmaxWeights, symbols: RangeEnv, columns: int) -> str | None:
-    """Make the nest that keeps its scores on chip; why not, if not."""
+def _rewrite(nest: loop.NestOp, found: SoftmaxWeights, symbols: RangeEnv, columns: int, in_order: Gpu | None = None) -> str | None:
+    """Make the nest that keeps its scores on chip; why not, if not. `in_order`: the GPU, where each sum is to have an order of its own."""
     producers = [found.storing, *_producers(found)]
     if len(producers) == 1:
         return "no scores: the exponents are no products of matrices"
@@ -134,6 +137,8 @@ def _rewrite(nest: loop.NestOp, found: SoftmaxWeights, symbols: RangeEnv, column
         info, weighed = as_weighed(made, symbols)
         if weighed is None:
             raise Refused("the nest would be no product of weights, which vary along one of its loops, by rows along another")
+        if in_order is not None and not unit_of(info, in_order):
+            raise Refused("no unit would add up all its products in an order of their own")
         size = weighed.columns.size.value
         if size is not None and size > columns:
             raise Refused(f"{size} columns, the most are {columns}")

@@ -123,12 +123,14 @@ def _product_problem(op: loop.ReduceOp | loop.ScanOp, tile: Mapping[str, Attribu
         same = terms == block == int_attr(PRODUCT_SIDE) and sides == [int_attr(PRODUCT_SIDE)] * 2
         return "" if same else f"its block of a product is not one of {PRODUCT_SIDE} rows, columns and terms"
     name = unit.data if isinstance(unit, StringAttr) else ""
-    if name not in UNITS or terms != int_attr(UNIT_TERMS) or not has_narrow_factors(op):
+    wanted = terms_in_order(op)
+    if name not in UNITS or terms != int_attr(wanted) or not has_narrow_factors(op):
         return f"its schedule says that a unit '{name}' adds up {terms} of its terms in order, which none does"
     rows, least = UNITS[name]
     first, taken, shared = (n.value.data if isinstance(n, IntegerAttr) else 0 for n in (*sides[:1], block, warps))
-    if not sides or first % rows or shared % least or taken % UNIT_TERMS or not taken:
-        return f"its tile has other units make the product: '{name}' has blocks of {rows} rows, {UNIT_TERMS} terms and {least} warps"
+    other = taken != wanted if is_weighed(op) else not taken or taken % UNIT_TERMS
+    if not sides or first % rows or shared % least or other:
+        return f"its tile has other units make the product: '{name}' has blocks of {rows} rows, {wanted} terms and {least} warps"
     return ""
 
 
@@ -138,10 +140,22 @@ def _is_product(op: loop.ReduceOp | loop.ScanOp) -> bool:
     return last is not None and any(loop.is_contracted(v.owner) for v in last.operands)
 
 
+def is_weighed(op: loop.ReduceOp | loop.ScanOp) -> bool:
+    """Whether a reduction weighs rows by a softmax of its terms' scores: all before a block of terms is scaled by the new maximum."""
+    return isinstance(op, loop.ReduceOp) and op.kind_names == ["softmax_dot"]
+
+
+def terms_in_order(op: loop.ReduceOp | loop.ScanOp) -> int:
+    """How many terms a unit takes one step after the other, of which there may be several at once unless a softmax weighs them."""
+    return PRODUCT_SIDE if is_weighed(op) else UNIT_TERMS
+
+
 def has_narrow_factors(op: loop.ReduceOp | loop.ScanOp) -> bool:
     """Whether each sum is one of products as they are, of factors that have 16 bits at most: a unit adds them up by itself. Parts of wider
     ones, and products with scales, are added up block by block."""
     last = op.block.last_op
+    if is_weighed(op):
+        return last is not None and _is_narrow(last.operands[1])
     terms = [_chosen(v) for v in last.operands] if last is not None else []
     return bool(terms) and all(isinstance(t, arith.MulfOp) and loop.is_contracted(t) and all(map(_is_narrow, t.operands)) for t in terms)
 

@@ -227,3 +227,39 @@ def test_places_that_several_rows_write_on_a_gpu(gpu):
     (got,) = torch.autograd.grad(compiled(places), words.weight)
     (want,) = torch.autograd.grad(words(places).sin().sum(), words.weight)
     torch.testing.assert_close(got, want)
+
+
+def heads(queries, keys, hidden=None):
+    """bf16 attention of some of the queries, whose places are those behind the other keys; each sees so many keys before it."""
+    torch.manual_seed(5)
+    q, k, v = (torch.randn(2, 2, 100, 16).bfloat16() for _ in range(3))
+
+    def attention(q, k, v):
+        if hidden is None:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[-2] > 1)
+        place, term = torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=(term <= place) & (term > place - hidden))
+
+    torch._dynamo.reset()
+    compiled = torch.compile(attention, backend="stepwell", dynamic=False, options=OPTIONS)
+    given = q[:, :, keys - queries : keys].clone(), *(x[:, :, :keys].clone() for x in (k, v))
+    return compiled(*given), attention(*given)
+
+
+@pytest.mark.long
+def test_attention_that_keeps_its_scores_on_a_gpu(gpu):
+    """By blocks of keys, for any number of queries: decoding with the keys so far gives the bits of a prefill."""
+    whole, want = heads(100, 100)
+    torch.testing.assert_close(whole, want, atol=2e-2, rtol=2e-2)
+    for length in (2, 65):
+        assert torch.equal(heads(length, length)[0], whole[:, :, :length])
+    for length in (1, 64, 100):
+        assert torch.equal(heads(1, length)[0], whole[:, :, length - 1 : length])
+
+
+@pytest.mark.long
+def test_attention_through_a_window_on_a_gpu(gpu):
+    """Blocks of keys are taken in their order, also those before the first one that a block of queries sees as a whole."""
+    whole, want = heads(100, 100, 70)
+    torch.testing.assert_close(whole, want, atol=2e-2, rtol=2e-2)
+    assert torch.equal(heads(80, 80, 70)[0], whole[:, :, :80])

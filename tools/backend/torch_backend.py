@@ -168,13 +168,13 @@ def _traced_and_compiled(compilers: GraphCompilers, gm: torch.nn.Module, example
 
 
 def _spelled_attention(options: Options) -> AbstractContextManager[object]:
-    """Where each sum has an order of its own, attention is traced as products and a softmax: the sums of a kernel that goes by blocks of
-    keys depend on how many queries there are."""
+    """Where each sum has an order of its own, attention is traced as products and a softmax: the library's sums depend on how many queries
+    there are."""
     if not options.batch_invariant:
         return nullcontext()
-    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from ...lowering.fx.ordered_attention import spelled_attention
 
-    return sdpa_kernel(SDPBackend.MATH)
+    return spelled_attention()
 
 
 class Flat(torch.nn.Module):

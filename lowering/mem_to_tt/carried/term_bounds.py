@@ -79,7 +79,8 @@ def in_parts(kernel: NestLowering, node: Node, trips: Expr, step: int, start: li
     s, b = kernel.s, kernel.s.b
     ragged = trips.value is None or trips.value % step != 0
     known, low, high = _certain(s, node)
-    if not known and (not ragged or not s.gpu.multiplies_in_groups):  # factors in registers leave no room for a second loop's
+    if (not known and (not ragged or not s.gpu.multiplies_in_groups)) or (low and s.ordered):
+        # factors in registers leave no room for a second loop's; blocks before those that are whole would come behind them
         return kernel.repeat(node, s.number(trips), step, start, lambda at, state: body(at, state, NOTHING_KNOWN))
     stride, nothing = b.int(step, s.index), b.int(0, s.index)
     first, end = bounded(s, node, nothing, s.number(trips), step)

@@ -95,12 +95,12 @@ def lower_weighed(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
         if scaled is not None:
             scores.instead[scaled.product] = scaled.factor
         here = scores.of(found.score, in_twos)
-        (highest,) = reduce_axis(scores, [here], 1, Accumulator("max", [f32]).combine)
+        (highest,) = reduce_axis(scores, [here], 1, Accumulator("max", [f32]).combine, exact=True)
         if scaled is not None:
             highest = b.elementwise(arith.MulfOp, (highest, b.constant(scaled.times, f32)), NO_FLAGS)
         new = b.elementwise(arith.MaximumfOp, (top, highest), NO_FLAGS)
         weights, less = powers(here, top, above(s, new))
-        (added,) = reduce_axis(scores, [weights], 1, Accumulator("sum", [f32]).combine)
+        (added,) = reduce_axis(scores, [weights], 1, Accumulator("sum", [f32]).combine, halves=True)
         total = b.elementwise(arith.AddfOp, (b.elementwise(arith.MulfOp, (total, less), NO_FLAGS), added), NO_FLAGS)
         sums = b.elementwise(arith.MulfOp, (sums, b.to_shape(less, s.full)), NO_FLAGS)
         if found.factor is not None:

@@ -23,6 +23,7 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 from ....dialects import loop, mem
 from ....dialects.expr import ONE, ZERO, Add, Expr, IndexMap, as_expr, ceildiv, dim, dims_subs, exact_quotient, floordiv, free_dims
 from ....dialects.expr.ranges import RangeEnv, simplify
+from ....dialects.machine import has_fixed_order
 from ....dialects.support.replace import erase_op
 from ...analysis.dependences import memory_of
 from ...analysis.listed_terms import LISTED, block_of, decided
@@ -48,8 +49,8 @@ class GpuListBlocks(Pass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         symbols, _ = symbol_facts(op)
-        if not machine_of(op, Gpu).multiplies_halves:
-            return
+        if not machine_of(op, Gpu).multiplies_halves or has_fixed_order(op):
+            return  # blocks that count as a whole come first
         for nest in [n for n in op.walk() if isinstance(n, loop.NestOp)]:
             if not any(isinstance(o, loop.LoadOp) and o.result.type == i1 for o in loop.walk_bodies(nest)):
                 continue

@@ -12,10 +12,11 @@ from ....dialects import loop
 from ...analysis.nest_access import NestAccess, Node
 from ...analysis.schedule_attrs import int_attr
 from ...cost.machine.gpu import Gpu
-from ...loop.fixed_order import LANES, ORDERED, PRODUCT_SIDE, UNIT_TERMS, UNITS, has_narrow_factors, has_order
+from ...loop.fixed_order import LANES, ORDERED, PRODUCT_SIDE, UNITS, has_narrow_factors, has_order, terms_in_order
 from .product_nests import product_nodes, product_sides
 from .product_tiles import product_tile
 from .tile import MAX_UNROLLED_INNER_TRIPS, Sizes, Tile, power_of_two
+from .weighed_products import weighed_tile
 
 
 def takes_lanes(node: Node) -> bool:
@@ -40,6 +41,12 @@ def unit_of(info: NestAccess, gpu: Gpu) -> str:
     return "" if not narrow else "group" if gpu.multiplies_in_groups else "warp"
 
 
+def ordered_weights(info: NestAccess, gpu: Gpu) -> Tile | None:
+    """The tile of rows that a softmax of products weighs; None for another nest."""
+    unit = unit_of(info, gpu)
+    return weighed_tile(info, gpu, UNITS[unit][0]) if unit else None
+
+
 def ordered_product(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile | None:
     """The tile of a product; None for another nest."""
     sides = product_sides(info) if gpu.multiplies_halves else []
@@ -60,7 +67,7 @@ def write_order(info: NestAccess, tile: Tile, gpu: Gpu) -> None:
             continue
         if isinstance(op, loop.ReduceOp) and tile.dot:
             unit = unit_of(info, gpu)
-            op.attributes["terms"] = int_attr(UNIT_TERMS if unit else tile.reduction_block)
+            op.attributes["terms"] = int_attr(terms_in_order(op) if unit else tile.reduction_block)
             op.attributes |= {"unit": StringAttr(unit)} if unit else {}
         elif isinstance(op, loop.ReduceOp) and _in_lanes(info, node, tile):
             op.attributes["lanes"] = int_attr(LANES)

@@ -26,7 +26,7 @@ from ...analysis.nest_access import Access, Loop, NestAccess, Node
 from ...cost.machine.gpu import MACHINES, Gpu
 from ...cost.machine.registers import OTHER
 from .gathers import index_loops
-from .ordered import lanes_and_pieces, ordered_product, takes_lanes
+from .ordered import lanes_and_pieces, ordered_product, ordered_weights, takes_lanes
 from .product_tiles import product_tile
 from .summed_products import summed_tile
 from .tile import (
@@ -131,7 +131,7 @@ def choose(info: NestAccess, hints: Mapping[Expr, int], gpu: Gpu = MACHINES["sm_
 
 def _ordered(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile:
     """The tile of a nest whose sums have an order of their own."""
-    if (tile := ordered_product(info, sizes, gpu) or window_tile(info, sizes)) is not None:
+    if (tile := ordered_product(info, sizes, gpu) or ordered_weights(info, gpu) or window_tile(info, sizes)) is not None:
         return tile
     weights, long = _unit_strides(info, sizes), long_loops(info)
     loops = in_memory_order(info, sizes)

@@ -173,8 +173,8 @@ def _is_short(one: Loop, info: NestAccess) -> bool:
     return most is not None and most <= MAX_WEIGHED_ELEMENTS
 
 
-def weighed_tile(info: NestAccess, gpu: Gpu) -> Tile | None:
-    """The tile of such a nest."""
+def weighed_tile(info: NestAccess, gpu: Gpu, least_rows: int = MIN_DOT_SIDE) -> Tile | None:
+    """The tile of such a nest. `least_rows`: of a program."""
     found = weighed_product(info) if gpu.multiplies_halves else None
     if found is None:
         return None
@@ -184,7 +184,7 @@ def weighed_tile(info: NestAccess, gpu: Gpu) -> Tile | None:
     wide = columns > MAX_WEIGHED_ELEMENTS // 2
     all_rows = power_of_two(range_of(found.rows.size, info.ranges).hi or WEIGHED_ROWS)
     groups = 2 if wide and gpu.multiplies_in_groups else 1  # of four warps, which have rows of their own: no sum of a row crosses them
-    rows = max(MIN_DOT_SIDE, min(groups * WEIGHED_ROWS, all_rows))
+    rows = max(least_rows, min(groups * WEIGHED_ROWS, all_rows))
     rows, step = _shared_blocks(info, found, rows)
     stages = _stages(info, found, rows, columns, WEIGHED_STAGES - wide, gpu)
     (node,) = info.root.children

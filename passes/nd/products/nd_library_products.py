@@ -53,6 +53,7 @@ from .joined_factors import as_selection, selected_factors, terms_by_part
 from .nd_small_convolutions import as_windows, without_library
 from .nd_small_products import EXACT, as_terms, with_bias
 from .ordered_products import ordered_product
+from .ordered_rows import widen_rows
 from .pixel_products import convolution_as_product, gradients_as_products
 from .product_choice import Candidate, Choice, ProductChooser, product_and_bias
 from .product_padding import PART_BYTES, padded_product, product_call
@@ -269,6 +270,8 @@ class NdLibraryProducts(Pass):
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             if not any(isinstance(o, (nd.MatmulOp, nd.ConvOp, nd.ExternOp)) for o in func.body.block.ops):
                 continue
+            if ordered and (wide := widen_rows(func, symbols)):
+                self.statistic("num-widened", wide)
             calls = [scaled_product(o) for o in list(func.body.block.ops) if isinstance(o, nd.ExternOp)]
             scaled.clear()
             scaled.update((one.product, one) for one in calls if one is not None)

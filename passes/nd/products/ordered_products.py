@@ -14,7 +14,7 @@ from xdsl.ir import SSAValue
 from ....dialects import nd
 from ....dialects.expr import ONE, as_expr
 from ....dialects.nd.base import ExprsAttr
-from ....dialects.nd.types import tensor_type
+from ....dialects.nd.types import TensorType, tensor_type
 from ..algebra.rewriter import Rewriter
 from .carried_scores import exact_factors, without_cast
 from .nd_small_products import EXACT, as_terms
@@ -27,14 +27,19 @@ def ordered_product(rw: Rewriter, op: nd.MatmulOp, bias: SSAValue | None) -> SSA
     lhs, rhs = (op.lhs, op.rhs) if casts is None else (without_cast(rw, op.lhs, casts[0]), without_cast(rw, op.rhs, casts[1]))
     rows, columns = t.dims[-2:]
     wide = t.with_dims((*t.dims[:-2], *(as_expr(2) if n is ONE else n for n in (rows, columns))))
-    pair = _padded(rw, lhs, -2), _padded(rw, rhs, -1)
+    pair = padded(rw, lhs, -2), padded(rw, rhs, -1)
     made = as_terms(rw, nd.MatmulOp.new(pair, wide, **op.properties), rounded=True, bias=bias, pairs=[pair], sums=EXACT)
     if wide == t:
         return made
-    return rw.new(nd.SliceOp.new((made,), t, starts=ExprsAttr.get([0] * t.rank), steps=ExprsAttr.get([1] * t.rank)))
+    return first_row(rw, made, t)
 
 
-def _padded(rw: Rewriter, x: SSAValue, d: int) -> SSAValue:
+def first_row(rw: Rewriter, x: SSAValue, t: TensorType) -> SSAValue:
+    """The first row, or column, of what has two in place of one."""
+    return rw.new(nd.SliceOp.new((x,), t, starts=ExprsAttr.get([0] * t.rank), steps=ExprsAttr.get([1] * t.rank)))
+
+
+def padded(rw: Rewriter, x: SSAValue, d: int) -> SSAValue:
     """A factor with two rows, or columns, where it has one; the other one is zeros."""
     t = tensor_type(x)
     if t.dims[d] is not ONE:
