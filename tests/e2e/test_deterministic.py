@@ -47,13 +47,13 @@ def test_sums_of_rows_that_meet(on_gpu):
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-SEEN: list[bool] = []
+SEEN: list[tuple[bool, bool]] = []
 
 
 @torch.library.custom_op("stepwell_test_deterministic::look", mutates_args=())
 def look(x: torch.Tensor) -> torch.Tensor:
     """Notes what torch asks for while a library call runs."""
-    SEEN.append(torch.are_deterministic_algorithms_enabled())
+    SEEN.append((torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory))
     return x.clone()
 
 
@@ -66,8 +66,9 @@ def test_library_calls_run_as_if_torch_asked_for_deterministic_algorithms():
     compiled(torch.ones(3))
     SEEN.clear()
     compiled(torch.ones(3))
-    assert SEEN == [True]
+    assert SEEN == [(True, False)]  # what the library computes is not filled before
     assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory
 
 
 def test_what_eager_refuses_on_a_gpu_is_the_librarys_to_refuse(asked):

@@ -65,16 +65,20 @@ class CompiledGraph:
 
 
 def deterministically(program: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
-    """A program that runs as under torch.use_deterministic_algorithms(True), whose setting is one of the process."""
+    """A program that runs as under torch.use_deterministic_algorithms(True), whose setting is one of the process. The library does not fill
+    results before it computes them (`torch.utils.deterministic.fill_uninitialized_memory`): each would take a launch."""
 
     def run(args: list[Any]) -> list[Any]:
         if torch.are_deterministic_algorithms_enabled():
             return program(args)
+        fills = torch._C._get_deterministic_fill_uninitialized_memory()
         torch._C._set_deterministic_algorithms(True, warn_only=False)
+        torch._C._set_deterministic_fill_uninitialized_memory(False)
         try:
             return program(args)
         finally:
             torch._C._set_deterministic_algorithms(False, warn_only=False)
+            torch._C._set_deterministic_fill_uninitialized_memory(fills)
 
     return run
 
