@@ -157,7 +157,8 @@ def has_narrow_factors(op: loop.ReduceOp | loop.ScanOp) -> bool:
     if is_weighed(op):
         return last is not None and _is_narrow(last.operands[1])
     terms = [_chosen(v) for v in last.operands] if last is not None else []
-    return bool(terms) and all(isinstance(t, arith.MulfOp) and loop.is_contracted(t) and all(map(_is_narrow, t.operands)) for t in terms)
+    plain = all(isinstance(t, arith.MulfOp) and t.fastmath == loop.CONTRACTED and all(map(_is_narrow, t.operands)) for t in terms)
+    return bool(terms) and plain
 
 
 def _chosen(value: SSAValue) -> object:

@@ -269,7 +269,7 @@ def _of_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes, gpu: Gpu
         rows = min(rows, MAX_SKINNY_ROWS // 2)
     around = sizes.trips(rest) * -(-sizes.trips(few) // rows)
     enough = gpu.multiprocessors * MIN_PROGRAMS_PER_MULTIPROCESSOR
-    possible = [n for n in SKINNY_BLOCK_COLUMNS if n >= least_rows]
+    possible = [n for n in SKINNY_BLOCK_COLUMNS if n >= least_rows or rows >= least_rows]
     columns = next((n for n in possible if around * (sizes.trips(many) // n) >= enough), possible[-1])
     loads = [a for n in inside for a in n.accesses if not a.is_store and n.last_dim in free_dims(a.offset)]
     terms_alone = {one.dim for n in inside for one in n.loops}
