@@ -30,6 +30,7 @@ from .ops import (
     empty_copy,
     is_contracted,
     kinds_attr,
+    nest_around,
     take_uses,
 )
 from .syntax import INDEX
@@ -65,6 +66,7 @@ __all__ = [
     "drop_empty",
     "drop_nest",
     "empty_copy",
+    "nest_around",
     "element_type",
     "is_contracted",
     "is_shaped",

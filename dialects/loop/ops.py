@@ -27,7 +27,7 @@ from typing import NamedTuple, Self
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import ArrayAttr, IndexType, IntAttr, StringAttr, UnitAttr, i8, i32
 from xdsl.dialects.utils.fast_math import FastMathFlag
-from xdsl.ir import Attribute, Block, Dialect, Region, SSAValue
+from xdsl.ir import Attribute, Block, Dialect, Operation, Region, SSAValue
 from xdsl.irdl import (
     IRDLOperation,
     irdl_op_definition,
@@ -122,8 +122,8 @@ def drop_empty(tensor: SSAValue) -> None:
         erase_op(op)
 
 
-def drop_nest(nest: NestOp) -> None:
-    """Remove a nest whose results nothing uses, and each loop.empty of its outs that nothing uses then."""
+def drop_nest(nest: NestOp | ContractOp) -> None:
+    """Remove a nest or contraction whose results nothing uses, and each loop.empty of its outs that nothing uses then."""
     empties = list(nest.outs)
     erase_op(nest)
     for empty in empties:
@@ -140,6 +140,13 @@ def empty_copy(nest: NestOp, outs: Sequence[SSAValue]) -> tuple[NestOp, dict[SSA
     for old, new in values.items():
         new.name_hint = old.name_hint
     return made, values
+
+
+def nest_around(op: Operation | None) -> NestOp | None:
+    """The nest that an operation is, or stands in; None where there is none."""
+    while op is not None and not isinstance(op, NestOp):
+        op = op.parent_op()
+    return op
 
 
 def take_uses(before: Iterable[SSAValue], after: Iterable[SSAValue]) -> None:

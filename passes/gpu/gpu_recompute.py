@@ -49,12 +49,7 @@ def is_private(buffer: SSAValue) -> bool:
     """Whether one nest alone uses the memory of a buffer, so that nobody sees what it leaves there."""
     if not isinstance(buffer.owner, mem.AllocOp) or buffer.owner.kind.data == "output":
         return False
-    users: set[Operation | None] = set()
-    for use in buffer.uses:
-        op: Operation | None = use.operation
-        while op is not None and not isinstance(op, loop.NestOp):
-            op = op.parent_op()
-        users.add(op)
+    users = {loop.nest_around(use.operation) for use in buffer.uses}
     return len(users) == 1 and None not in users
 
 
@@ -117,9 +112,7 @@ def _slice(store: loop.StoreOp) -> list[Operation] | None:
     assert inside is not None
     wanted: set[Operation] = set()
     worklist = [store.value]
-    nest = store.parent_op()
-    while nest is not None and not isinstance(nest, loop.NestOp):
-        nest = nest.parent_op()
+    nest = loop.nest_around(store)
     assert nest is not None
     stored = {*nest.out_args, *map(memory_of, nest.outs)}
     while worklist:

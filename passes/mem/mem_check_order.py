@@ -71,9 +71,7 @@ def _problems(module: ModuleOp, on_gpu: bool) -> Iterator[tuple[Operation, str]]
 
 
 def _gpu_problem(op: loop.ReduceOp | loop.ScanOp, symbols: RangeEnv) -> str:
-    nest = op.parent_op()
-    while nest is not None and not isinstance(nest, loop.NestOp):
-        nest = nest.parent_op()
+    nest = loop.nest_around(op)
     if nest is None or not has_order(op):
         return ""
     tile, most = schedule_table(nest).get(GPU), range_of(product(op.loop_sizes), narrowed(symbols, bounds_of(nest))).hi

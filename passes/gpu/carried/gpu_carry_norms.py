@@ -76,7 +76,7 @@ def _carry(found: ScaledRows, symbols: RangeEnv, sizes: Sizes, gpu: Gpu) -> None
     loads = [use.operation for use in rows.uses]
     if not loads or not all(isinstance(op, loop.LoadOp) for op in loads):
         raise Refused("others need the rows in memory")
-    readers = list(dict.fromkeys(_nest_around(op) for op in loads))
+    readers = list(dict.fromkeys(nest for op in loads if (nest := loop.nest_around(op)) is not None))
     made: list[tuple[loop.NestOp, loop.NestOp]] = []
     saved, more = stream_ns(_bytes(found, sizes), gpu), 0.0
     try:
@@ -100,13 +100,6 @@ def _carry(found: ScaledRows, symbols: RangeEnv, sizes: Sizes, gpu: Gpu) -> None
 
 def _is_loaded_half(value: SSAValue) -> bool:
     return isinstance(value.owner, loop.LoadOp) and loop.element_type(value.owner.source.type) in HALVES
-
-
-def _nest_around(op: Operation | None) -> loop.NestOp:
-    while op is not None and not isinstance(op, loop.NestOp):
-        op = op.parent_op()
-    assert op is not None
-    return op
 
 
 def _bytes(found: ScaledRows, sizes: Sizes) -> float:

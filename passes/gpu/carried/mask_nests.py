@@ -43,7 +43,5 @@ def _reads(nest: loop.NestOp) -> list[loop.LoadOp]:
 
 def _in_product(op: Operation) -> bool:
     """Whether an operation stands in a nest that is a product of its own, and computes something of it."""
-    parent = op.parent_op()
-    while parent is not None and not isinstance(parent, loop.NestOp):
-        parent = parent.parent_op()
-    return parent is not None and any(isinstance(one, loop.ReduceOp) for one in parent.block.ops)
+    nest = loop.nest_around(op)
+    return nest is not None and any(isinstance(one, loop.ReduceOp) for one in nest.block.ops)

@@ -38,7 +38,7 @@ def stored_weights(nest: loop.NestOp) -> list[loop.NestOp]:
     loads = [use.operation for result in nest.results for use in result.uses if isinstance(use.operation, loop.LoadOp)]
     if not any(product_of(op) is nest and _weighs(op) for op in loads):
         return []
-    readers = {reader for op in loads if (reader := _nest_around(op)) is not None}
+    readers = {reader for op in loads if (reader := loop.nest_around(op)) is not None}
     return [op for op in nest.parent.ops if isinstance(op, loop.NestOp) and op in readers] if nest.parent is not None else []
 
 
@@ -169,13 +169,6 @@ def _made_by_itself(out: SSAValue) -> list[Operation]:
 def _reduce_of(nest: loop.NestOp) -> loop.ReduceOp:
     (found,) = [op for op in nest.block.ops if isinstance(op, loop.ReduceOp)]
     return found
-
-
-def _nest_around(op: Operation) -> loop.NestOp | None:
-    parent = op.parent_op()
-    while parent is not None and not isinstance(parent, loop.NestOp):
-        parent = parent.parent_op()
-    return parent
 
 
 def _weighs(load: loop.LoadOp) -> bool:

@@ -22,7 +22,6 @@ from xdsl.ir import Operation, SSAValue
 
 from ....dialects import loop
 from ....dialects.nd.types import tensor_type
-from ....dialects.support.replace import erase_op
 from ...analysis.nest_info import is_in_place
 from ...manager.pass_manager import Pass
 from .contract_expand import is_plain
@@ -123,7 +122,5 @@ def _accumulate(nest: loop.NestOp, chain: Sequence[Operation]) -> None:
         total = op.results[0]
         loop.drop_empty(empty)
     total.name_hint = nest.results[0].name_hint
-    empty = nest.outs[0]
     nest.results[0].replace_all_uses_with(total)
-    erase_op(nest)
-    loop.drop_empty(empty)
+    loop.drop_nest(nest)

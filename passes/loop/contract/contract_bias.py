@@ -26,7 +26,6 @@ from ....dialects.expr import ONE, ZERO, Expr, IndexMap, dim
 from ....dialects.expr import product as expr_product
 from ....dialects.expr.syntax import IndexMapAttr
 from ....dialects.nd.types import TensorType
-from ....dialects.support.replace import erase_op
 from ...analysis.nest_info import is_in_place
 from ...manager.pass_manager import Pass
 from .contract_expand import is_plain
@@ -151,8 +150,5 @@ def _fold(nest: loop.NestOp, product: loop.ContractOp, bias: loop.LoadOp, add: O
         result = view.result
     new.results[0].name_hint = result.name_hint = nest.results[0].name_hint
     nest.results[0].replace_all_uses_with(result)
-    empties = [nest.outs[0], product.outs[0]]
-    for op in (nest, product):
-        erase_op(op)
-    for empty in empties:
-        loop.drop_empty(empty)
+    loop.drop_nest(nest)
+    loop.drop_nest(product)

@@ -116,14 +116,14 @@ class _Region:
 
     def _readers(self, tensor: SSAValue) -> set[Operation]:
         """The nests of the function that read a tensor."""
-        nests = [_nest_around(use.operation) for use in tensor.uses]
+        nests = [loop.nest_around(use.operation) for use in tensor.uses]
         return {nest for nest in nests if nest is not None}
 
     def _ends_here(self) -> bool:
         """Whether of all tensors made so far only that of the last member is read by others."""
         inside: set[Operation] = {m.nest for m in self.members}
         made = [self.contract.results[0], *(m.nest.results[0] for m in self.members[:-1])]
-        return all(_nest_around(use.operation) in inside for tensor in made for use in tensor.uses)
+        return all(loop.nest_around(use.operation) in inside for tensor in made for use in tensor.uses)
 
     def _member(self, nest: Operation) -> _Member | None:
         """A nest as a part of the region, if it stores one element for each of the product, from elements of the region at the same place
@@ -194,11 +194,8 @@ class _Region:
         final = loop.StoreOp.new(known[last.results[0]], new.out_args[0], IndexMap.identity(2), list(new.indices))
         new.block.add_op(final)
         self._hand_on(last.results[0], new)
-        empties = [old.outs[0], *(m.nest.outs[0] for m in self.taken)]
         for op in (*(m.nest for m in reversed(self.taken)), old):
-            erase_op(op)
-        for made in empties:
-            loop.drop_empty(made)
+            loop.drop_nest(op)
         return new
 
     def _hand_on(self, tensor: SSAValue, new: loop.ContractOp) -> None:
@@ -211,7 +208,7 @@ class _Region:
         view: nd.IndexViewOp | None = None
         for use in list(tensor.uses):
             op = use.operation
-            if isinstance(op, loop.LoadOp) and _nest_around(op) is not None and use.index == 0:
+            if isinstance(op, loop.LoadOp) and loop.nest_around(op) is not None and use.index == 0:
                 operands = [made, *op.operands[1:]]
                 properties = {**op.properties, "map": IndexMapAttr.get(map_.compose(op.index_map))}
                 changed = loop.LoadOp.create(operands=operands, result_types=[op.result.type], properties=properties, location=op.location)
@@ -240,14 +237,6 @@ class _Region:
 def _keeps_indices(map_: IndexMap, sizes: Sequence[Expr]) -> bool:
     """Whether a map sends each index of a tensor to itself; of a dimension with one element that is 0, too."""
     return all(e is dim(k) or (e is ZERO and size is ONE) for k, (e, size) in enumerate(zip(map_.results, sizes, strict=True)))
-
-
-def _nest_around(op: Operation) -> loop.NestOp | None:
-    """The nest of a function that an operation stands in."""
-    around = op.parent_op()
-    while around is not None and not isinstance(around, loop.NestOp):
-        around = around.parent_op()
-    return around
 
 
 def _is_pointwise(nest: loop.NestOp) -> bool:

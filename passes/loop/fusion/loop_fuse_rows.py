@@ -64,7 +64,7 @@ def rewrite(fusion: RowFusion, symbols: RangeEnv, place: dict[Operation, float])
     parts = set(ops[1:])
 
     def needed(tensor: SSAValue) -> bool:
-        return any(not isinstance(u.operation, loop.LoadOp) or _nest_around(u.operation) not in parts for u in tensor.uses)
+        return any(not isinstance(u.operation, loop.LoadOp) or loop.nest_around(u.operation) not in parts for u in tensor.uses)
 
     writer = RowWriter(fusion, symbols, needed)
     nest = writer.write()
@@ -107,9 +107,3 @@ def reorder(block: Block, place: dict[Operation, float]) -> None:
             if not waiting[user]:
                 number += 1
                 heappush(ready, (place[user], number, user))
-
-
-def _nest_around(op: Operation) -> Operation | None:
-    while op is not None and not isinstance(op, loop.NestOp):
-        op = op.parent_op()  # pyright: ignore[reportAssignmentType]
-    return op

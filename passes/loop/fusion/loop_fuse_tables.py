@@ -26,7 +26,6 @@ from ....dialects import loop
 from ....dialects.expr import Expr
 from ....dialects.expr.ranges import RangeEnv
 from ....dialects.support.names import name_indices
-from ....dialects.support.replace import erase_op
 from ...analysis.known_layouts import known_strides
 from ...analysis.nest_access import NestAccess
 from ...analysis.origins import title
@@ -207,7 +206,4 @@ def _move(nest: loop.NestOp, reader: loop.NestOp) -> None:
     first = reader.block.first_op
     assert first is not None
     reader.block.insert_ops_before([*made, fill], first)
-    inits = list(nest.outs)
-    erase_op(nest)
-    for init in inits:
-        loop.drop_empty(init)
+    loop.drop_nest(nest)

@@ -178,9 +178,7 @@ def _replace(nest: loop.NestOp, reader: loop.NestOp, made: loop.NestOp, plan: Wi
     if plan.tiling.tiles:
         made.attributes[ROWS] = int_attr(plan.tiling.tiles[0][1])
     block.insert_op_before(made, reader)
-    for old, new in zip(reader.results, made.results, strict=True):
-        new.name_hint = old.name_hint
-        old.replace_all_uses_with(new)
+    loop.take_uses(reader.results, made.results)
     init = nest.outs[0]
     for op in (reader, nest):
         op.detach()

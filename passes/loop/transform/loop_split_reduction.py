@@ -117,9 +117,7 @@ class _Split:
             memory = self._nest(list(outer), self.rest, memory, "rest")
         at = Cursor(self.nest.block, self.reduce)
         merged = self.split.merged(at, self.reduce.kind_names, memory, parts, self.nest.indices)
-        for old, new in zip(self.reduce.results, merged, strict=True):
-            new.name_hint = old.name_hint
-            old.replace_all_uses_with(new)
+        loop.take_uses(self.reduce.results, merged)
         erase_op(self.reduce)
         self._drop_unused()
 
