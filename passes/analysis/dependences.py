@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation, OpResult, SSAValue
 
 from ...dialects import loop, mem
 from ...dialects.expr import ZERO, Expr, as_expr
@@ -34,10 +34,21 @@ class Dependence:
 
 
 def memory_of(buffer: SSAValue) -> SSAValue:
-    """The buffer that a buffer is a view of."""
-    while isinstance(buffer.owner, mem.ViewOp):
-        buffer = buffer.owner.input
+    """The buffer that a buffer is a view of, of its own layout or as a library call gives it."""
+    while (source := _viewed(buffer)) is not None:
+        buffer = source
     return buffer
+
+
+def _viewed(buffer: SSAValue) -> SSAValue | None:
+    """What the op that gives a buffer makes it a view of."""
+    owner = buffer.owner
+    if isinstance(owner, mem.ViewOp):
+        return owner.input
+    if not isinstance(owner, mem.ExternOp) or not isinstance(buffer, OpResult):
+        return None
+    k = ((prop(owner, "aliases") or ())[buffer.index :] or (-1,))[0]
+    return owner.operands[k] if k >= 0 else None
 
 
 def touched_in(ops: Iterable[Operation], nest: loop.NestOp) -> tuple[set[SSAValue], set[SSAValue]]:
@@ -48,22 +59,22 @@ def touched_in(ops: Iterable[Operation], nest: loop.NestOp) -> tuple[set[SSAValu
     return {m for stores, m in places if stores}, {m for _, m in places}
 
 
-def address_in(buffer: SSAValue, offset: Expr) -> tuple[Expr, int, Expr]:
-    """Equal for the same address in a memory, of accesses through buffers that are views of it."""
-    t = buffer.type
-    return t.offset_expr if isinstance(t, mem.BufferType) else ZERO, element_bytes(loop.element_type(t)), offset
+def address_in(buffer: SSAValue, offset: Expr) -> tuple[SSAValue, Expr, int, Expr]:
+    """Equal for the same address in a memory, of accesses through buffers that are views of it. Where in it the view begins that a library
+    call gives is not known."""
+    t, base = buffer.type, buffer
+    while isinstance(base.owner, mem.ViewOp):
+        base = base.owner.input
+    return base, t.offset_expr if isinstance(t, mem.BufferType) else ZERO, element_bytes(loop.element_type(t)), offset
 
 
 def alias_roots(func: FuncOp) -> dict[SSAValue, SSAValue]:
     """The root of the alias set of each buffer that is not a root itself."""
     found: dict[SSAValue, SSAValue] = {}
     for op in func.body.block.ops:
-        if isinstance(op, mem.ViewOp):
-            found[op.result] = found.get(op.input, op.input)
-        elif isinstance(op, mem.ExternOp):
-            for result, k in zip(op.outputs, prop(op, "aliases") or (), strict=False):
-                if k >= 0:
-                    found[result] = found.get(op.operands[k], op.operands[k])
+        for result in op.results if isinstance(op, mem.ViewOp | mem.ExternOp) else ():
+            if (source := _viewed(result)) is not None:
+                found[result] = found.get(source, source)
     return found
 
 

@@ -83,6 +83,21 @@ def test_remainders_of_large_quotients(gpu):
     torch.testing.assert_close(list(got), want, rtol=0, atol=0)
 
 
+def test_updates_through_views_that_the_library_gives(gpu):
+    """The parts of complex numbers are one memory: what is overwritten through one view may have to be loaded through another."""
+
+    def program(z):
+        real, imaginary = torch.real(z), torch.imag(z)
+        real[:1].zero_()
+        imaginary.copy_(real.flip(0) * 2 + imaginary)
+        return real, imaginary
+
+    z = torch.arange(14.0).view(7, 2)
+    ours, theirs = (torch.view_as_complex(z.clone()) for _ in range(2))
+    torch.testing.assert_close(torch.compile(program, backend="stepwell")(ours), program(theirs))
+    torch.testing.assert_close(ours, theirs)
+
+
 def test_an_empty_part_of_a_reduction(gpu):
     """Where the bound of a size leaves nothing to the last of a split reduction's parts."""
 
