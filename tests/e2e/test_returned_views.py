@@ -205,6 +205,22 @@ def test_as_strided_counts_from_where_a_written_copy_begins(dynamic):
         assert torch.equal(a, b) and a.stride() == b.stride()
 
 
+def test_views_that_begin_at_a_number_that_is_computed():
+    """A size that is a float of another one, rounded: OUT-03."""
+
+    def program(x):
+        y = torch.nn.functional.interpolate(x, scale_factor=1.7, mode="nearest-exact", recompute_scale_factor=False)
+        return y, y[..., -1], y[:, :, y.shape[2] // 2 :]
+
+    compiled = torch.compile(program, backend="stepwell", dynamic=True)
+    for size in (4, 7):
+        x = torch.arange(2.0 * 3 * size * size).view(2, 3, size, size)
+        got, want = compiled(x), program(x)
+        for a, b in zip(got, want, strict=True):
+            assert torch.equal(a, b) and a.stride() == b.stride() and a.storage_offset() == b.storage_offset()
+        assert len({a.untyped_storage().data_ptr() for a in got}) == 1
+
+
 @pytest.mark.parametrize("index", [-1, 0, 2])
 def test_select_with_symbolic_index(index):
     def program(x, n):

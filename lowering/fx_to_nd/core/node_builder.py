@@ -208,6 +208,11 @@ class NodeBuilder(Builder):
         """Note that an index value defines a size symbol."""
         self.bound_symbols[name] = value
 
+    def is_defined(self, size: Expr) -> bool:
+        """Whether the graph knows the symbols of a size by now: arguments, those that data defines, numbers that calls compute."""
+        known = self.argument_symbols, self.known_unbacked, self.bound_symbols
+        return all(any(str(s) in names for names in known) for s in free_syms(size))
+
     # ---- values of other nodes
 
     def argument(self, arg: Any) -> Any:

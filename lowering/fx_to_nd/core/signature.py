@@ -249,8 +249,7 @@ class Results:
         """Whether the place of a view in its base can be computed from the symbols that the graph knows."""
         if val.layout != torch.strided or isinstance(val.storage_offset(), int):
             return True
-        known = self.b.argument_symbols | self.b.known_unbacked
-        return all(str(s) in known for s in free_syms(self.b.size_of(val.storage_offset())))
+        return self.b.is_defined(self.b.size_of(val.storage_offset()))
 
     def _append(self, value: SSAValue, attrs: dict[str, Attribute]) -> int:
         self.values.append(value)

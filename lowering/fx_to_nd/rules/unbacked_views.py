@@ -12,7 +12,7 @@ import torch
 from torch.fx import Node
 from xdsl.ir import SSAValue
 
-from ....dialects.expr import Expr, Sym, as_expr, free_syms, sym
+from ....dialects.expr import Expr, Sym, as_expr, sym
 from ..core.scalars import python_call
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def data_dependent_view(b: Importer, node: Node) -> Any:
     new = [e for e in (*b.sizes(val.shape), b.size_of(val.storage_offset())) if _is_new(b, e)]
     d = (rest[0] if rest else 0) % b.rank(x)
     numbers = [n for n in rest[1:] if n is not None]
-    if not new or not all(isinstance(n, (int, Expr)) and _is_known(b, as_expr(n)) for n in numbers):
+    if not new or not all(isinstance(n, (int, Expr)) and b.is_defined(as_expr(n)) for n in numbers):
         return NotImplemented
     if node.target is aten.select.int:
         return _select(b, node, x, d, rest[1])
@@ -63,7 +63,7 @@ def _bind_offset(b: Importer, node: Node, d: int, begin: Expr) -> None:
     """Define the symbol of the result's storage offset, if torch has made one."""
     source: Any = node.args[0]
     base, offset = source.meta["val"], b.size_of(node.meta["val"].storage_offset())
-    if _is_new(b, offset) and _is_known(b, start := b.size_of(base.storage_offset())):
+    if _is_new(b, offset) and b.is_defined(start := b.size_of(base.storage_offset())):
         _bind(b, offset, offset_of_view, [start, begin, b.sizes(base.stride())[d]])
 
 
@@ -75,13 +75,8 @@ def _bind(b: Importer, symbol: Expr, function: Any, args: list[Any]) -> Expr:
     return symbol
 
 
-def _is_known(b: Importer, e: Expr) -> bool:
-    known = b.argument_symbols | b.known_unbacked
-    return all(str(s) in known for s in free_syms(e))
-
-
 def _is_new(b: Importer, e: Expr) -> bool:
-    return isinstance(e, Sym) and not _is_known(b, e)
+    return isinstance(e, Sym) and not b.is_defined(e)
 
 
 def begin_of_slice(start: int, size: int) -> int:
