@@ -2,14 +2,14 @@
 
 Only the kernel itself knows for which types it is there. So each kind of call (function, types) is run once, on zeros, before anything is
 taken apart: what a rule or a decomposition would make of it says nothing about that. Tried are calls on the CPU whose first tensor holds
-no floats: narrow floats that have a kernel on a GPU alone are computed on the CPU all the same. Integers beside floats are positions, and
-what some kernels do with those that are wrong is undefined (LAPACK's pivots start at 1).
+no floats: narrow floats that have a kernel on a GPU alone are computed on the CPU all the same. Integers beside floats or complex numbers
+are positions, and what some kernels do with those that are wrong is undefined (LAPACK's pivots start at 1).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -66,7 +66,7 @@ def _operands(node: Node) -> tuple[Any, Any, Any] | None:
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta.get("example_value", n.meta.get("val")))  # pyright: ignore[reportArgumentType]
     leaves, spec = pytree.tree_flatten((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    if not tensors or tensors[0].dtype in FLOATS or not all(_is_plain(t) for t in tensors):
+    if not tensors or tensors[0].dtype in FLOATS or _has_positions(tensors) or not all(_is_plain(t) for t in tensors):
         return None
     result = node.meta.get("example_value", node.meta.get("val"))
     made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
@@ -85,6 +85,10 @@ def _is_torch(target: Callable[..., Any] | str) -> bool:
     if module is None or module == "torch":
         return getattr(torch, getattr(target, "__name__", ""), None) is target
     return module in ("_operator", "torch.nn.functional", "torch.functional") or module.startswith("torch._C._")
+
+
+def _has_positions(tensors: Sequence[torch.Tensor]) -> bool:
+    return tensors[0].is_complex() and not all(t.is_complex() or t.is_floating_point() or t.dtype == torch.bool for t in tensors)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -86,3 +86,21 @@ def test_positions_beside_floats_are_not_made_up(monkeypatch):
     torch._dynamo.reset()
     solve = torch.compile(torch.linalg.ldl_solve, backend="stepwell", options={"cache": "off"})
     assert torch.equal(solve(factors, pivots, torch.eye(4)), torch.eye(4) / 2)
+
+
+def test_calls_with_positions_beside_complex_numbers_are_not_tried(monkeypatch):
+    """Zeros are no pivots: LAPACK writes out of bounds for them. Complex numbers alone, and with masks, are tried."""
+    tried = []
+    monkeypatch.setattr(eager_refusals, "_known", {})
+    monkeypatch.setattr(eager_refusals, "_tried", lambda node, args, kwargs: tried.append(node.name) or "")
+
+    def program(x, pivots, y, mask):
+        return torch.linalg.ldl_solve(x, pivots, y, hermitian=True), torch.neg(y), torch.masked_fill(y, mask, 0)
+
+    y = torch.randn(2, 3, 3, dtype=torch.complex64)
+    factors, pivots = torch.linalg.ldl_factor(y + y.mH, hermitian=True)
+    inputs = factors, pivots, y, y.real > 0
+    torch._dynamo.reset()
+    got = torch.compile(program, backend="stepwell", options={"cache": "off"})(*inputs)
+    torch.testing.assert_close(got, program(*inputs))
+    assert tried == ["neg", "masked_fill"]
