@@ -2,7 +2,7 @@
 # make test   the tests                                                                    [TESTS=tests/dialects]
 # make test-long     the long suites, those marked `long`                                       [LONG="long and not crossed"]
 # make fuzz   random programs against eager, SECONDS=120; prints its seed                  [SEED=...] [KEEP=folder]
-# make test-arm      C programs for 64-bit Arm, emulated: it needs qemu-aarch64 and aarch64-linux-gnu-gcc (Debian: qemu-user, gcc-aarch64-linux-gnu)
+# make test-arm      C programs and packages for 64-bit Arm, emulated: it needs qemu-aarch64 and aarch64-linux-gnu-gcc (Debian: qemu-user, gcc-aarch64-linux-gnu)
 # make test-triton   kernels for GPUs compiled to cubin and hsaco, which needs Triton but no GPU
 # make smoke  README's examples and a few tests of each layer, for another torch: TORCH=torch==2.14.1
 # make lint   ruff and the type checker
@@ -37,7 +37,8 @@ SMOKE := tests/test_readme.py tests/test_packaging.py tests/passes/fingerprint/t
   tests/lowering/fx_to_nd/rules/test_pointwise.py tests/e2e/test_contract_driver.py tests/e2e/test_contract_operators.py \
   tests/e2e/test_contract_layouts.py tests/e2e/test_quantised_tensors.py tests/e2e/test_threads_and_processes.py
 
-ARM_TESTS := tests/tools/package/c/test_c_arm.py tests/targets/cpu/gemm/test_arm.py
+ARM_TESTS := tests/tools/package/c/test_c_arm.py tests/tools/package/test_arm.py tests/tools/package/test_elf_image.py \
+  tests/targets/cpu/gemm/test_arm.py
 
 .PHONY: demo test test-long test-arm test-triton smoke fuzz lint docs clean
 

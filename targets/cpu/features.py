@@ -153,9 +153,14 @@ def _make(name: str, triple: str, cpu: str, features: str) -> Target:
     return Target(name, triple, cpu, features, bits, frozenset(flags))
 
 
+def machine_name() -> str:
+    """The kind of processor of this machine, as Linux names it: x86_64, aarch64."""
+    machine = platform.machine().lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
+
+
 def is_runnable(wanted: Target) -> bool:
     """Whether this machine can run code for `wanted`."""
-    machine = platform.machine().lower()
-    if wanted.triple.split("-")[0] not in (machine, {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)):
+    if wanted.triple.split("-")[0] not in (platform.machine().lower(), machine_name()):
         return False
     return wanted.flags <= _host().flags

@@ -78,7 +78,9 @@ def _features(sections: Sequence[Section]) -> Feature:
     """What a reader has to know for these sections: programs that others call have a point in their names."""
     calls = any(section.kind == "program" and "." in section.name for section in sections)
     amd = any(section.kind == "hsaco" or (section.kind == "code" and section.target == "hip") for section in sections)
-    return (Feature.CONTROL_FLOW if calls else Feature.NONE) | (Feature.AMD_GPUS if amd else Feature.NONE)
+    arm = any(section.kind == "code" and section.target == "aarch64" for section in sections)
+    known = {Feature.CONTROL_FLOW: calls, Feature.AMD_GPUS: amd, Feature.ARM: arm}
+    return Feature(sum(feature for feature, needed in known.items() if needed))
 
 
 class PackageFile:

@@ -25,7 +25,7 @@ class FileLayout(IntEnum):
     SECTION_BYTES = 64
     """Sections begin at multiples of this."""
     PAGE_BYTES = 4096
-    """Code images and weights begin at multiples of this: they are mapped. The page of x86-64."""
+    """Code images and weights begin at multiples of this: they are mapped. The page of x86-64, and of most Linux for Arm."""
     MAX_IMAGE_BYTES = 1 << 31
     """Code reaches so far from where it is."""
     MAX_INDEX_BYTES = 1 << 28
@@ -42,3 +42,5 @@ class Feature(IntFlag):
     """Programs call others: branches and loops."""
     AMD_GPUS = 2
     """There are kernels for GPUs of AMD's, whose targets have no capability: readers without this take them for CPUs."""
+    ARM = 4
+    """There is code for 64-bit Arm: readers without this take it for code of x86-64."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...dialects.support.record import changed
 from ...errors import StepwellError
+from ..cpu.features import machine_name
 from ..host.description import ProgramDescription
 from ..host.runtime.callables import native_callable, python_callable
 from .calls import Entry
@@ -176,11 +177,14 @@ def choose_place(file: PackageFile, signature: Signature, device: str | None, na
                 log.info("%s: code for %s runs%s; %s", file.path, one.name, how, "; ".join(lacks) or "the file has none for this GPU")
             return found
         lacks.append(f"{one.name}: {found}")
-    raise file.error(f"this machine runs none of its code ({'; '.join(lacks)}); export it for other targets, such as cpu-v3")
+    other = "cpu-armv8" if machine_name() == "aarch64" else "cpu-v3"
+    raise file.error(f"this machine runs none of its code ({'; '.join(lacks)}); export it for other targets, such as {other}")
 
 
 def _place_of(file: PackageFile, target: Target, device: str | None) -> Place | str:
     """Where code for a target runs, or why it does not run here."""
+    if target.machine != (here := machine_name()):
+        return f"it is code for {target.machine}, and this machine is {here}"
     missing = [f for f in target.features if f not in cpu_features()]
     if missing:
         return f"the CPU lacks {', '.join(missing)}"

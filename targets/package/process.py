@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from ..cpu.features import machine_name
 from ..host.gpu.runtime_ir import FIRST_GPU, is_hip
 from ..host.runtime.callables import HostRuntime
 from ..host.runtime.settings import settle_runtime
@@ -28,7 +29,7 @@ log = logging.getLogger("stepwell")
 
 _lock = threading.RLock()
 _kept: dict[str, Any] = {}
-"""By the checksum of their code: runtimes and functions that packages of the process share, for good."""
+"""By the checksums of their code and its table: runtimes and functions that packages of the process share, for good."""
 
 
 @cache
@@ -82,6 +83,13 @@ def cpu_features() -> frozenset[str]:
     return frozenset()
 
 
+def runtime_target() -> str:
+    """The target of the sections with the runtime for this machine: that of x86-64 has none, since files of the first version have no
+    other."""
+    machine = machine_name()
+    return "" if machine == "x86_64" else machine
+
+
 def mapped(
     file: PackageFile, name: str, target: str = "", resolve: Callable[[str], int | None] = process_address, forever: bool = False
 ) -> MappedImage:
@@ -97,7 +105,8 @@ def mapped(
 
 
 def _shared(file: PackageFile, name: str, target: str, make: Callable[[], Any], more: str = "") -> Any:
-    key = file.section("code", name, target).sha256 + more
+    # equal code for two targets may have other names for its functions
+    key = " ".join((file.section("code", name, target).sha256, file.section("code-table", name, target).sha256, more))
     with _lock:
         found = _kept.get(key)
         if found is None:
@@ -110,7 +119,7 @@ def host_image(file: PackageFile, first: int = 0) -> MappedImage:
     package of release 0.1.0, whose programs run on the first GPU alone."""
 
     def make() -> MappedImage:
-        image = mapped(file, "runtime", forever=True)
+        image = mapped(file, "runtime", runtime_target(), forever=True)
         settle_runtime(image)
         if first and FIRST_GPU not in image:
             raise file.error("a release wrote it whose packages run on the first GPU alone; CUDA_VISIBLE_DEVICES says which that is")
@@ -118,7 +127,7 @@ def host_image(file: PackageFile, first: int = 0) -> MappedImage:
             ctypes.c_int32.from_address(image.address(FIRST_GPU)).value = first
         return image
 
-    return _shared(file, "runtime", "", make, str(first or ""))
+    return _shared(file, "runtime", runtime_target(), make, str(first or ""))
 
 
 def functions_image(file: PackageFile, target: str) -> MappedImage | None:
@@ -160,7 +169,7 @@ def why_not_native(file: PackageFile, offset: int) -> str:
         return f"this process lacks {', '.join(absent)}"
     if handle_offset() != offset:
         return f"this torch keeps tensors at {handle_offset()} of their objects, the package expects {offset}"
-    section = file.section("code", "selftest")
+    section = file.section("code", "selftest", runtime_target())
     with _lock:
         key = f"selftest {section.sha256}"
         if key not in _kept:
@@ -174,8 +183,8 @@ def _selftest_problem(file: PackageFile) -> str:
     from .programs import ProgramRecord, description_of
 
     try:
-        record: ProgramRecord = file.load(ProgramRecord, "program", "selftest")
-        image = mapped(file, "selftest", resolve=entry_resolver(file, None))
+        record: ProgramRecord = file.load(ProgramRecord, "program", "selftest", runtime_target())
+        image = mapped(file, "selftest", runtime_target(), resolve=entry_resolver(file, None))
         run = native_callable(description_of(record, []), image, (), (), host_runtime(file))
         problem = problem_of(run)
     except Exception as error:  # whatever it is, the other path runs without

@@ -49,13 +49,14 @@ class EntryPoint(Record):
 class Target(Record):
     """What the code of a package was made for. features: what the CPU must have, as Linux names it; capability: of a GPU of
     NVIDIA's, 90 for sm_90; architecture: of one of AMD's, gfx942; multiprocessors: how many the GPU must have, for kernels whose programs
-    wait for each other."""
+    wait for each other; machine: the kind of processor that the program runs on, as `uname -m` names it on Linux."""
 
     name: str
     features: tuple[str, ...] = ()
     capability: int = 0
     multiprocessors: int = 0
     architecture: str = ""
+    machine: Literal["x86_64", "aarch64"] = "x86_64"
 
     @property
     def is_gpu(self) -> bool:

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from ..options.options import Options
     from .levels import Level
 
-BASELINE = "generic-sse"
-"""What every x86-64 has: the instruction set of the runtime, which has no vectors."""
+BASELINES = {"x86_64": ("generic-sse", ""), "aarch64": ("neon", "aarch64")}
+"""Machine -> the instruction set of its runtime, which every processor of the kind has, and the target of the sections that hold it."""
 
 
 def _copied(gm: GraphModule) -> GraphModule:
@@ -110,12 +110,14 @@ class CodeSections:
         """By name and target, compressed."""
         self._sections: list[tuple[Section, bytes]] = []
         self._level: Level | None = None
+        self._machines: set[str] = set()
         self._functions: set[str] = set()
 
     @contextmanager
     def level(self, level: Level) -> Iterator[None]:
         """Code is made for a target inside of the block; at its end, the functions that its programs share."""
         self._level = level
+        self._machines.add(level.target.machine)
         self._functions = set()
         settle()  # functions of the library are made in threads, for the target of the moment
         with compile_lock, _disable_current_modes(), level.in_use():
@@ -251,18 +253,23 @@ class CodeSections:
             raise PackageError("this torch keeps its tensors in an unknown place: packages cannot be made with it")
         return found
 
+    def _add_runtime(self, baseline: str, target: str) -> None:
+        """The runtime of a machine, and the program that tries native entries there."""
+        wanted = cpu.target(baseline)
+        runtime = compile_text(runtime_text(self.handle_offset()), wanted=wanted)
+        self._add("runtime", target, [runtime], exported([runtime]))
+        description, code = compile_selftest(wanted)
+        self._add("selftest", target, [code], exported([code]))
+        record: Any = record_of(description, (), (), ())
+        self._sections.append((Section("program", "selftest", 0, 0, "", target), schema.dump(record)))
+
     def finish(self) -> list[tuple[Section, bytes]]:
         """All sections, with the runtime and the program that tries native entries."""
-        wanted = cpu.target(BASELINE)
-        runtime = compile_text(runtime_text(self.handle_offset()), wanted=wanted)
-        self._add("runtime", "", [runtime], exported([runtime]))
-        description, code = compile_selftest(wanted)
-        self._add("selftest", "", [code], exported([code]))
-        record: Any = record_of(description, (), (), ())
-        self._sections.append((Section("program", "selftest", 0, 0, ""), schema.dump(record)))
+        for machine in sorted(self._machines, reverse=True):
+            self._add_runtime(*BASELINES[machine])
         for kind, api in (("cubin", ""), ("hsaco", HIP)):
             if any(one == kind for one, _, _ in self._binaries):
-                gpu = compile_text(gpu_runtime_text(hip=api == HIP), wanted=wanted)
+                gpu = compile_text(gpu_runtime_text(hip=api == HIP), wanted=cpu.target(BASELINES["x86_64"][0]))
                 self._add("gpu-runtime", api, [gpu], exported([gpu]))
         texts = {("ptx", *key): text for key, text in self._ptx.items()}
         for found in (self._binaries, texts):

@@ -1,9 +1,9 @@
-"""A linker for code images: relocatable ELF objects of x86-64 to one image (targets/package/image.py), without a linker of the system.
+"""A linker for code images: relocatable ELF objects of a machine to one image (targets/package/image.py), without a linker of the system.
 
     table, content = link_image([kernels_and_entry], {"stepwell_entry", ...})
 
 Symbols that are nowhere in the objects become imports. Calls of them go through stubs behind the code, addresses of them through words in
-the data, as a static linker does it. A relocation that our code generator does not make is refused by name."""
+the data, as a static linker does it. A relocation that our code generator does not make is refused by name (relocations.py)."""
 
 from __future__ import annotations
 
@@ -13,25 +13,13 @@ from dataclasses import dataclass, field
 
 from ...targets.package.errors import PackageError
 from ...targets.package.image import PAGE_BYTES, ImageTable
+from .relocations import Reach, machine_of
 
-_EM_X86_64 = 62
 _SHT_SYMTAB, _SHT_RELA, _SHT_NOBITS, _SHT_INIT_ARRAY, _SHT_FINI_ARRAY = 2, 4, 8, 14, 15
 _SHF_WRITE, _SHF_ALLOC, _SHF_EXECINSTR, _SHF_TLS = 1, 2, 4, 0x400
 _SHN_UNDEF, _SHN_LORESERVE, _SHN_ABS, _SHN_COMMON = 0, 0xFF00, 0xFFF1, 0xFFF2
 _UNWIND = ".eh_frame"
 """Tables for exceptions and debuggers: nothing is thrown through our code."""
-
-_NAMES = {
-    0: "R_X86_64_NONE", 1: "R_X86_64_64", 2: "R_X86_64_PC32", 4: "R_X86_64_PLT32", 9: "R_X86_64_GOTPCREL", 10: "R_X86_64_32",
-    11: "R_X86_64_32S", 19: "R_X86_64_TLSGD", 20: "R_X86_64_TLSLD", 22: "R_X86_64_GOTTPOFF", 24: "R_X86_64_PC64",
-    26: "R_X86_64_GOTPC32", 41: "R_X86_64_GOTPCRELX", 42: "R_X86_64_REX_GOTPCRELX",
-}  # fmt: skip
-_ABSOLUTE, _PLT, _PC64 = 1, 4, 24
-_RELATIVE, _INDIRECT = frozenset((2, _PLT)), frozenset((9, 41, 42))
-
-_STUB = b"\xff\x25"
-"""jmp through the word at a distance from here."""
-_STUB_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -61,8 +49,7 @@ class _Object:
     """A relocatable object, read."""
 
     def __init__(self, data: bytes):
-        if data[:6] != b"\x7fELF\x02\x01" or struct.unpack_from("<H", data, 18)[0] != _EM_X86_64:
-            raise PackageError("code images are made of objects for 64-bit x86 on Linux; export for another machine is not there yet")
+        self.machine = machine_of(data)
         self.data = data
         place = struct.unpack_from("<Q", data, 40)[0]
         entry, count, names = struct.unpack_from("<HHH", data, 58)
@@ -111,6 +98,9 @@ class _Part:
 class _Linker:
     def __init__(self, objects: Sequence[bytes], exports: Collection[str]):
         self.objects = [_Object(data) for data in objects]
+        self.machine = self.objects[0].machine
+        if any(one.machine is not self.machine for one in self.objects):
+            raise PackageError("a code image is made of objects for one machine")
         self.exports = exports
         self.code, self.constants, self.data, self.zeros = _Part(), _Part(), _Part(), _Part()
         self.places: dict[tuple[int, int], tuple[_Part, int]] = {}
@@ -144,8 +134,7 @@ class _Linker:
         for symbol, place in self.slots.items():
             self._fill_slot(content, symbol, self.data.start + place)
         for name, place in self.stubs.items():
-            distance = self.data.start + self.slots[name] - (place + len(_STUB) + 4)
-            content[place : place + _STUB_BYTES] = _STUB + struct.pack("<i", distance) + b"\xcc\xcc"
+            self.machine.write_stub(content, place, self.data.start + self.slots[name])
         for number, section, relocation in wanted:
             self._apply(content, number, section, relocation)
         table = ImageTable(
@@ -186,15 +175,17 @@ class _Linker:
 
     def _make_room(self, wanted: Sequence[tuple[int, int, tuple[int, int, int, int]]]) -> None:
         """Words for addresses and stubs for calls of what is outside."""
+        stub = self.machine.stub
         for number, _, (_, kind, index, _) in wanted:
-            target = self._target(number, index)
-            if kind in _INDIRECT or (kind in _RELATIVE and isinstance(target, str)):
-                if kind in _RELATIVE and kind != _PLT:
-                    raise PackageError(f"'{target}' is outside of the objects, and {_NAMES[kind]} cannot reach it")
-                if target not in self.slots:
-                    self.slots[target] = self.data.add(8, 8, bytes(8))
-            if kind == _PLT and isinstance(target, str) and target not in self.stubs:
-                self.stubs[target] = self.code.add(_STUB_BYTES, _STUB_BYTES, bytes(_STUB_BYTES))
+            relocation, target = self.machine.relocation(kind), self._target(number, index)
+            is_outside = isinstance(target, str) and relocation.write is not None
+            if is_outside and relocation.reach is Reach.NEAR:
+                raise PackageError(f"'{target}' is outside of the objects, and {relocation.name} cannot reach it")
+            if (relocation.reach is Reach.SLOT or is_outside) and target not in self.slots:
+                self.slots[target] = self.data.add(8, 8, bytes(8))
+            if is_outside and relocation.reach is Reach.CALL and target not in self.stubs:
+                assert isinstance(target, str)
+                self.stubs[target] = self.code.add(8, len(stub), stub)
 
     def _lay_out(self) -> None:
         start = 0
@@ -224,16 +215,20 @@ class _Linker:
         offset, kind, index, addend = relocation
         part, start = self.places[number, section]
         place, target = part.start + start + offset, self._target(number, index)
-        if kind == _ABSOLUTE and part is self.data:
+        one = self.machine.relocation(kind)
+        if one.reach is Reach.ABSOLUTE and part is self.data:
             self._fill_slot(content, target, place, addend)
-        elif kind in _INDIRECT:
-            struct.pack_into("<i", content, place, self.data.start + self.slots[target] + addend - place)
-        elif kind in _RELATIVE or (kind == _PC64 and not isinstance(target, str)):
-            to = self.stubs[target] if isinstance(target, str) else self._address(*target)
-            struct.pack_into("<q" if kind == _PC64 else "<i", content, place, to + addend - place)
-        elif kind:
-            name, where = _NAMES.get(kind, f"relocation {kind}"), self.objects[number].sections[section].name
-            raise PackageError(f"code images have no {name} in section '{where}'")
+        elif one.write is not None:
+            one.write(content, place, addend + self._destination(one.reach, target))
+        elif one.reach is not Reach.NOTHING:
+            where = self.objects[number].sections[section].name
+            raise PackageError(f"code images have no {one.name} in section '{where}'")
+
+    def _destination(self, reach: Reach, target: str | tuple[int, _Symbol]) -> int:
+        """The place in the image of what a relocation points to, which has room."""
+        if reach is Reach.SLOT:
+            return self.data.start + self.slots[target]
+        return self.stubs[target] if isinstance(target, str) else self._address(*target)
 
 
 def link_image(objects: Sequence[bytes], exports: Collection[str]) -> tuple[ImageTable, bytes]:

@@ -61,9 +61,10 @@ def export(
     model: a module or a function with `args` and `kwargs` as for torch.export, whose `dynamic_shapes` say which sizes may change; an
     ExportedProgram, or the path of a `.pt2` file; or a dictionary of entry points, name -> (model or bound method, args, kwargs,
     dynamic_shapes), the last two optional, or an ExportedProgram. Entry points share the weights that are equal.
-    targets: "cpu-v3", "cpu-v4" (levels of x86-64), "cpu-native" (exactly this machine), "sm_90", "gfx942" and so on; by default what this
-    machine and older ones run. options: those of torch.compile. ir: keep the IR of every level, for `stepwell inspect` and `--retarget`.
-    samples: keep the arguments and eager's results, for `stepwell inspect --verify`, unless they are large.
+    targets: "cpu-v3", "cpu-v4" (levels of x86-64), "cpu-armv8", "cpu-armv8.2", "cpu-armv8.6" (of 64-bit Arm), "cpu-native" (exactly this
+    machine), "sm_90", "gfx942" and so on; by default what this machine and older ones run. options: those of torch.compile. ir: keep the
+    IR of every level, for `stepwell inspect` and `--retarget`. samples: keep the arguments and eager's results, for
+    `stepwell inspect --verify`, unless they are large.
     Raises PackageError for what a package cannot hold, and StepwellError for a graph that cannot be compiled."""
     with _collecting_less():
         return _export(model, args, kwargs or {}, to, dynamic_shapes, targets, make_options(None, dict(options or {})), ir, samples)

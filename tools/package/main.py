@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kwargs", help="keyword arguments of the model, as a Python dictionary")
     parser.add_argument("--dynamic", help="dynamic_shapes of torch.export, as a Python expression that may use Dim")
     parser.add_argument(
-        "--targets", help="cpu-v3, cpu-v4, cpu-native, sm_80, sm_90, gfx942, with commas between; with --c cpu-armv8.6, too"
+        "--targets", help="cpu-v3, cpu-v4, cpu-armv8.6, cpu-native, sm_80, sm_90, gfx942, with commas between"
     )
     parser.add_argument("--options", help="those of torch.compile, as a Python dictionary: \"{'freezing': True}\"")
     parser.add_argument("--no-ir", action="store_true", help="leave the IR out: smaller, and never compiled for other targets")

@@ -99,5 +99,5 @@ def test_what_cannot_be_read_of_a_later_file_names_the_writer():
 def test_files_of_a_later_major_version_and_with_unknown_features_are_refused():
     with pytest.raises(PackageError, match=r"version 2.3 of the format, written by stepwell 9.1.0; this stepwell reads versions up to 1"):
         read_package(as_written_later(2, 3))
-    with pytest.raises(PackageError, match="needs features 0x4 that this stepwell lacks; stepwell 9.1.0 wrote it"):
-        read_package(as_written_later(1, FileLayout.MINOR + 1, features=4))
+    with pytest.raises(PackageError, match="needs features 0x8 that this stepwell lacks; stepwell 9.1.0 wrote it"):
+        read_package(as_written_later(1, FileLayout.MINOR + 1, features=8))

@@ -3,6 +3,8 @@
 import ctypes
 
 import pytest
+from arm_packages import driver, image_words
+from arm_processors import PROCESSORS, needs_arm, on
 
 from stepwell.targets.cpu import features
 from stepwell.targets.cpu.jit import compile_text
@@ -99,12 +101,33 @@ def test_a_file_is_mapped_not_copied(tmp_path):
     assert path.read_bytes()[PAGE_BYTES:] == content
 
 
+def test_objects_of_two_machines_make_no_image():
+    objects = [compile_text(OTHER, wanted=features.target(name)) for name in ("neon", "generic-sse")]
+    with pytest.raises(PackageError, match="objects for one machine"):
+        link_image(objects, exported(objects))
+
+
+@needs_arm
+def test_an_image_of_arm(tmp_path):
+    objects = [compile_text(text, wanted=features.target("neon")) for text in (COUNTER, OTHER)]
+    table, content = link_image(objects, exported(objects))
+    table.check("test", len(content))
+    (tmp_path / "image").write_bytes(bytes(PAGE_BYTES) + content)
+    calls = ["next 0", "next 0", "through 2 0 -21", "through 2 1 -21", "mark 0"]
+    (tmp_path / "script").write_text("\n".join([*image_words(table, PAGE_BYTES), *(f"call {one}" for one in calls)]))
+    (tmp_path / "memory").write_bytes(b"")
+    words = (str(tmp_path / name) for name in ("image", "script", "memory"))
+    done = on(PROCESSORS["cpu-armv8"])(driver(tmp_path), *words)
+    assert done.stdout.split() == ["41", "42", "1042", "1021", "5"], done.stdout + done.stderr
+
+
 def test_thread_local_data_and_objects_of_other_machines_are_refused():
     with pytest.raises(PackageError, match="code images have no"):
         mapped("@x = thread_local global i64 3\ndefine ptr @f() {\n  ret ptr @x\n}\n")
-    neon = compile_text(OTHER, wanted=features.target("neon"))
-    with pytest.raises(PackageError, match="64-bit x86"):
-        link_image([neon], {"other"})
+    foreign = bytearray(compile_text(OTHER, wanted=WANTED))
+    foreign[18] = 243  # RISC-V
+    with pytest.raises(PackageError, match="64-bit x86 or 64-bit Arm on Linux; this one is for another machine"):
+        link_image([bytes(foreign)], {"other"})
 
 
 @pytest.mark.parametrize(
