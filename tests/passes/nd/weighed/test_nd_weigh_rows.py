@@ -116,7 +116,9 @@ def shared_and_flat(q, k, v):
 
 
 @pytest.mark.parametrize(
-    ("fn", "shape", "shared"), [(regions, (4, 3), None), (regions, (2, 3), None), (shared_and_flat, (2, 4), 2)], ids=str
+    ("fn", "shape", "shared"),
+    [(regions, (4, 3), None), (regions, (2, 3), None), (shared_and_flat, (2, 4), 2)],
+    ids=["four regions", "two regions", "shared and flat"],
 )
 def test_batches_that_are_parted_in_several_ways(fn, shape, shared):
     args = heads(70, 90, 16, shape=shape, shared=shared)
