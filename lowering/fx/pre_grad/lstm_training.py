@@ -48,7 +48,7 @@ def traceable_lstms(gm: Any) -> Iterator[None]:
 @contextmanager
 def lstm_states() -> Iterator[None]:
     """While tracing, the last states of an LSTM that is spelled out have the shapes of its first ones."""
-    if torch.__version__ >= (2, 12):
+    if torch.__version__ >= (2, 12):  # pyright: ignore[reportOperatorIssue]
         yield
         return
     from torch._decomp import decompositions
