@@ -1,7 +1,7 @@
 """Common subexpressions of the joint graph: of calls of one operator with the same arguments, the first one is kept.
 
-torch's partitioner has such a pass, which imports all of Inductor: a third of the time that a small model takes to compile. This one runs
-in its place, and the partitioner leaves its own out (`torch._functorch.config.cse`).
+torch's partitioner has such a pass, which imports all of Inductor (docs/lab/compile-time.md says what that costs). This one
+runs in its place, and the partitioner leaves its own out (`torch._functorch.config.cse`).
 """
 
 from __future__ import annotations

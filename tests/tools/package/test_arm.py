@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 from arm_packages import driver, run_entry
 from arm_processors import PROCESSORS, needs_arm
-from arm_programs import PROGRAMS
+from arm_programs import PROGRAMS, Function
 from package_models import CASES
 from torch import nn
 
@@ -23,15 +22,6 @@ from stepwell.targets.package.signature import Signature
 from stepwell.tools.package import levels
 
 LEVELS = list(PROCESSORS)
-
-
-class Function(nn.Module):
-    def __init__(self, function: Callable[..., Any]):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
 
 
 @pytest.fixture(scope="module")

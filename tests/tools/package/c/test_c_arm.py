@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from arm_processors import COMPILER, PROCESSORS, needs_arm, on
-from arm_programs import PROGRAMS
+from arm_programs import PROGRAMS, Function
 from c_programs import build, call
 from package_models import CASES
 from torch import nn
@@ -19,15 +18,6 @@ from stepwell.tools.package.c.export import export_c
 
 TOLERANCES = {torch.float32: (2e-5, 1e-4), torch.float64: (1e-10, 1e-10), torch.bfloat16: (2e-2, 2e-2), torch.float16: (2e-3, 2e-3)}
 """Type -> absolute and relative tolerance."""
-
-
-class Function(nn.Module):
-    def __init__(self, function: Callable[..., Any]):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
 
 
 def assert_near(got: list[torch.Tensor], want: Any) -> None:
