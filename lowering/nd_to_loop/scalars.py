@@ -72,7 +72,8 @@ def _remainder_int(b: Body, t: Attribute, x: list[SSAValue]) -> SSAValue:
 
 
 def _floor_div_float(b: Body, t: Attribute, x: list[SSAValue]) -> SSAValue:
-    """As c10::div_floor_floating: exact where the quotient is representable, a / b for b = 0."""
+    """As c10::div_floor_floating: exact where the quotient is representable, a / b for b = 0 and where a quotient of finite numbers
+    is too large (fmod has no answer then)."""
     a, d = x
     kind = a.type
     rem = named(b, "fmod", x, kind)
@@ -86,7 +87,10 @@ def _floor_div_float(b: Body, t: Attribute, x: list[SSAValue]) -> SSAValue:
     zero = b.constant(0.0, kind)
     signed_zero = b.emit(math.CopySignOp, (zero, ratio), kind)
     result = b.select(b.cmpf("oeq", quotient, zero), signed_zero, floor)
-    return b.select(b.cmpf("oeq", d, zero), ratio, result)
+    infinity = b.constant(float("inf"), kind)
+    finite = b.cmpf("one", b.emit(math.AbsFOp, (a,), kind), infinity)
+    huge = b.select(finite, b.cmpf("oeq", b.emit(math.AbsFOp, (ratio,), kind), infinity), b.cmpf("oeq", d, zero))
+    return b.select(huge, ratio, result)
 
 
 def _trunc_div_float(b: Body, t: Attribute, x: list[SSAValue]) -> SSAValue:

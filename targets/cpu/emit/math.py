@@ -29,97 +29,27 @@ from .vector import any_lane, by_pieces
 
 Handler = Callable[[FunctionText, Operation], None]
 Inline = Callable[..., str]
+Mend = Callable[[FunctionText, str, Type, list[str], str], str]
 
 
 @dataclass(frozen=True)
 class Function:
     """How a function of floats is computed. `inline32`/`inline64`: our code. `sleef32`/`sleef64`: the name and
-    accuracy of the Sleef function without type and width. `libm`: the C function of doubles."""
+    accuracy of the Sleef function without type and width. `libm`: the C function of doubles. `mend`: the result where that of Sleef is
+    wrong, since something overflows on the way."""
 
     inline32: Inline | None = None
     inline64: Inline | None = None
     sleef32: tuple[str, str] | None = None
     sleef64: tuple[str, str] | None = None
     libm: str | None = None
+    mend: Mend | None = None
 
 
 def _sleef(
-    name: str, single: str, double: str = "u10", libm: str | None = None, inline32: Inline | None = None
+    name: str, single: str, double: str = "u10", libm: str | None = None, inline32: Inline | None = None, mend: Mend | None = None
 ) -> Function:
-    return Function(inline32, None, (name, single), (name, double), libm or name)
-
-
-# u35 (3.5 ulp) where it is much faster and f32 is asked for; doubles always take the accurate one.
-FUNCTIONS: dict[str, Function] = {
-    "exp": _sleef("exp", "u10", inline32=math.exp),
-    "exp2": _sleef("exp2", "u10", inline32=math.exp2),
-    "exp10": _sleef("exp10", "u10"),
-    "expm1": _sleef("expm1", "u10", inline32=math.expm1),
-    "tanh": _sleef("tanh", "u10", inline32=math.tanh),
-    "erf": _sleef("erf", "u10", inline32=math.erf),
-    "sigmoid": Function(math.sigmoid, math_special.sigmoid_plain),
-    "rsqrt": Function(math.rsqrt, math.rsqrt),
-    "log": _sleef("log", "u35", inline32=math.log),
-    "log2": _sleef("log2", "u35"),
-    "log10": _sleef("log10", "u10"),
-    "log1p": _sleef("log1p", "u10", inline32=math.log1p),
-    "sin": _sleef("sin", "u35"),
-    "cos": _sleef("cos", "u35"),
-    "tan": _sleef("tan", "u35"),
-    "asin": _sleef("asin", "u35"),
-    "acos": _sleef("acos", "u35"),
-    "atan": _sleef("atan", "u35"),
-    "sinh": _sleef("sinh", "u10"),
-    "cosh": _sleef("cosh", "u10"),
-    "asinh": _sleef("asinh", "u10"),
-    "acosh": _sleef("acosh", "u10"),
-    "atanh": _sleef("atanh", "u10"),
-    "cbrt": _sleef("cbrt", "u35"),
-    "erfc": _sleef("erfc", "u15", "u15"),
-    "lgamma": _sleef("lgamma", "u10"),
-    "atan2": _sleef("atan2", "u35"),
-    "pow": _sleef("pow", "u10"),
-    "hypot": _sleef("hypot", "u35", "u05", inline32=math.hypot),
-    "fmod": _sleef("fmod", "", ""),
-    "nextafter": _sleef("nextafter", "", ""),
-    "tgamma": _sleef("tgamma", "u10"),
-    **{name: Function(form, form) for name, form in math_special.FORMS.items()},
-    **{name: Function(form, form) for name, form in math_gamma.FORMS.items()},
-    **{name: Function(form, form) for name, form in math_polynomials.FORMS.items()},
-}
-
-# What torch's own kernels call for f32 (and for f16 and bf16, which go through it) where that differs from the table.
-EAGER: dict[str, Function] = {
-    **{name: _sleef(name, "u10") for name in ("exp", "exp2", "expm1", "tanh", "log", "log2", "log1p", "tan", "asin", "acos", "atan")},
-    "hypot": _sleef("hypot", "u05", "u05"),
-    "asinh": Function(libm="asinh"),
-    "acosh": Function(libm="acosh"),
-    "sigmoid": Function(math_special.sigmoid_plain),
-    "erf": Function(math_special.erf_of_torch),
-}
-
-def emit_function(f: FunctionText, name: str, type: Type, arguments: list[str]) -> str:
-    """The name of function `name` of `arguments`, all of the float type `type`."""
-    if type.packed:
-        wide = f32_like(type)
-        return from_f32(f, type, emit_function(f, name, wide, [to_f32(f, type, a) for a in arguments]))
-    function = EAGER.get(name) if f.module.eager and type.kind == "f32" else None
-    function = function or FUNCTIONS[name]
-    inline = function.inline32 if type.kind == "f32" else function.inline64
-    if inline is not None:
-        return inline(Code(f, type), *arguments)
-    sleef = function.sleef32 if type.kind == "f32" else function.sleef64
-    if type.lanes and sleef is not None and f.target.sleef:
-        result = _call_sleef(f, sleef, type, arguments)
-        mend = _MENDED.get(name)
-        return result if mend is None else mend(f, name, type, arguments, result)
-    assert function.libm is not None
-    own = math_own.FORMS.get(name) if type.lanes and type.kind == "f32" and not f.target.vector_library else None
-    if own is not None:
-        return outlined(Code(f, type), f"own.{name}", own, tuple(arguments), double=True)
-    if not type.lanes:
-        return _call_libm(f, function.libm, type, arguments)
-    return _by_lane(f, function.libm, type, arguments)
+    return Function(inline32, None, (name, single), (name, double), libm or name, mend)
 
 
 def _where_square_overflows(f: FunctionText, name: str, type: Type, arguments: list[str], result: str) -> str:
@@ -147,12 +77,77 @@ def _where_quotient_overflows(f: FunctionText, name: str, type: Type, arguments:
     return m.where(m.both(m.cmp("uno", result, result), numbers), result, in_steps)
 
 
-# What is wrong in Sleef for arguments of which something overflows on the way.
-_MENDED: dict[str, Callable[[FunctionText, str, Type, list[str], str], str]] = {
-    "asinh": _where_square_overflows,
-    "acosh": _where_square_overflows,
-    "fmod": _where_quotient_overflows,
+# u35 (3.5 ulp) where it is much faster and f32 is asked for; doubles always take the accurate one.
+FUNCTIONS: dict[str, Function] = {
+    "exp": _sleef("exp", "u10", inline32=math.exp),
+    "exp2": _sleef("exp2", "u10", inline32=math.exp2),
+    "exp10": _sleef("exp10", "u10"),
+    "expm1": _sleef("expm1", "u10", inline32=math.expm1),
+    "tanh": _sleef("tanh", "u10", inline32=math.tanh),
+    "erf": _sleef("erf", "u10", inline32=math.erf),
+    "sigmoid": Function(math.sigmoid, math_special.sigmoid_plain),
+    "rsqrt": Function(math.rsqrt, math.rsqrt),
+    "log": _sleef("log", "u35", inline32=math.log),
+    "log2": _sleef("log2", "u35"),
+    "log10": _sleef("log10", "u10"),
+    "log1p": _sleef("log1p", "u10", inline32=math.log1p),
+    "sin": _sleef("sin", "u35"),
+    "cos": _sleef("cos", "u35"),
+    "tan": _sleef("tan", "u35"),
+    "asin": _sleef("asin", "u35"),
+    "acos": _sleef("acos", "u35"),
+    "atan": _sleef("atan", "u35"),
+    "sinh": _sleef("sinh", "u10"),
+    "cosh": _sleef("cosh", "u10"),
+    "asinh": _sleef("asinh", "u10", mend=_where_square_overflows),
+    "acosh": _sleef("acosh", "u10", mend=_where_square_overflows),
+    "atanh": _sleef("atanh", "u10"),
+    "cbrt": _sleef("cbrt", "u35"),
+    "erfc": _sleef("erfc", "u15", "u15"),
+    "lgamma": _sleef("lgamma", "u10"),
+    "atan2": _sleef("atan2", "u35"),
+    "pow": _sleef("pow", "u10"),
+    "hypot": _sleef("hypot", "u35", "u05", inline32=math.hypot),
+    "fmod": _sleef("fmod", "", "", mend=_where_quotient_overflows),
+    "nextafter": _sleef("nextafter", "", ""),
+    "tgamma": _sleef("tgamma", "u10"),
+    **{name: Function(form, form) for name, form in math_special.FORMS.items()},
+    **{name: Function(form, form) for name, form in math_gamma.FORMS.items()},
+    **{name: Function(form, form) for name, form in math_polynomials.FORMS.items()},
 }
+
+# What torch's own kernels call for f32 (and for f16 and bf16, which go through it) where that differs from the table.
+EAGER: dict[str, Function] = {
+    **{name: _sleef(name, "u10") for name in ("exp", "exp2", "expm1", "tanh", "log", "log2", "log1p", "tan", "asin", "acos", "atan")},
+    "hypot": _sleef("hypot", "u05", "u05"),
+    "fmod": _sleef("fmod", "", ""),
+    "asinh": Function(libm="asinh"),
+    "acosh": Function(libm="acosh"),
+    "sigmoid": Function(math_special.sigmoid_plain),
+    "erf": Function(math_special.erf_of_torch),
+}
+
+def emit_function(f: FunctionText, name: str, type: Type, arguments: list[str]) -> str:
+    """The name of function `name` of `arguments`, all of the float type `type`."""
+    if type.packed:
+        wide = f32_like(type)
+        return from_f32(f, type, emit_function(f, name, wide, [to_f32(f, type, a) for a in arguments]))
+    function = EAGER.get(name) if f.module.eager and type.kind == "f32" else None
+    function = function or FUNCTIONS[name]
+    inline = function.inline32 if type.kind == "f32" else function.inline64
+    if inline is not None:
+        return inline(Code(f, type), *arguments)
+    sleef = function.sleef32 if type.kind == "f32" else function.sleef64
+    if type.lanes and sleef is not None and f.target.sleef:
+        result = _call_sleef(f, sleef, type, arguments)
+        return result if function.mend is None else function.mend(f, name, type, arguments, result)
+    assert function.libm is not None
+    own = math_own.FORMS.get(name) if type.lanes and type.kind == "f32" and not f.target.vector_library else None
+    if own is not None:
+        return outlined(Code(f, type), f"own.{name}", own, tuple(arguments), double=True)
+    if not type.lanes:
+        return _call_libm(f, function.libm, type, arguments)
+    return _by_lane(f, function.libm, type, arguments)
 
 
 def _call_libm(f: FunctionText, name: str, type: Type, arguments: list[str]) -> str:
