@@ -230,7 +230,7 @@ def test_gpu_that_does_not_exist(opt_tool):
 @pytest.mark.parametrize(
     ("machine", "message"),
     [
-        ("sm_90,threads=3", "machine 'sm_90' has no 'threads'; what can be said of it: multiprocessors, device"),
+        ("sm_90,threads=3", "machine 'sm_90' has no 'threads'; what can be said of it: multiprocessors, memory_gbs, device"),
         ("cpu,threads=0", "machine 'cpu': threads = 0 is less than 1"),
         ("cpu,threads", "machine 'cpu': expected a number in 'name=number', not 'threads'"),
     ],
