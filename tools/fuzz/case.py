@@ -7,6 +7,7 @@ import sys
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +17,7 @@ from ...errors import StepwellError
 
 LISTED = 64
 """Elements of a tensor that are written as numbers; more are written as bytes."""
+_LOADS = count()
 
 
 class FuzzError(StepwellError):
@@ -60,8 +62,11 @@ class Case:
         )
 
     def load(self) -> tuple[Callable[..., Any], Callable[[int], list[Any]]]:
-        """The function, and what makes its inputs."""
-        module = sys.modules["stepwell_random_program"] = ModuleType("stepwell_random_program")  # where Dynamo looks for its globals
+        """The function, and what makes its inputs.
+
+        Dynamo looks for globals in the module of a function, and keeps modules by name: each load has a name of its own."""
+        name = f"stepwell_random_program_{next(_LOADS)}"
+        module = sys.modules[name] = ModuleType(name)
         exec(compile(self.source(), "<random program>", "exec"), vars(module))
         return module.program, module.inputs
 
