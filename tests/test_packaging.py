@@ -48,6 +48,7 @@ def test_an_editable_install_holds_the_modules_of_the_wheel():
     assert found - {"stepwell.setup"} == wheel - {"stepwell"}
 
 
+@pytest.mark.long
 def test_a_wheel_holds_the_modules_on_disk_and_nothing_of_a_stale_build_folder(tmp_path):
     checkout = tmp_path / "checkout"
     checkout.mkdir()

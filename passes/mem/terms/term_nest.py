@@ -72,20 +72,22 @@ class TermNest:
 
 
 def _joined(nests: Sequence[loop.NestOp]) -> loop.NestOp | None:
-    """One nest in place of nests of the same sizes that read nothing which another stores: fusion leaves what shares nothing alone."""
+    """One nest in place of nests of the same sizes that read nothing which another stores: fusion leaves what shares nothing alone.
+    Some may have no loops of one iteration."""
     if len(nests) < 2:
         return nests[0] if nests else None
     outs = [out for nest in nests for out in nest.outs]
     reads = any(isinstance(op, loop.LoadOp) and op.source in outs for nest in nests for op in nest.walk())
-    last = nests[-1]
-    if reads or last.parent is None or any(nest.loop_sizes != last.loop_sizes for nest in nests):
+    last, widest = nests[-1], max(nests, key=lambda nest: len(nest.loop_sizes))
+    if reads or last.parent is None or any(_longer_loops(nest) != _longer_loops(last) for nest in nests):
         return None
-    made = loop.NestOp.build_nest(last.loop_sizes, outs, last.location)
+    made = loop.NestOp.build_nest(widest.loop_sizes, outs, last.location)
     made.properties.update(last.properties)
     made.attributes.update(last.attributes)
     arguments = iter(made.out_args)
     for nest in nests:
-        values: dict[SSAValue, SSAValue] = dict(zip(nest.indices, made.indices, strict=True))
+        values: dict[SSAValue, SSAValue] = dict(zip(_units(nest), _units(made), strict=False))
+        values.update(zip(_indices(nest), _indices(made), strict=True))
         values.update(zip(nest.out_args, arguments, strict=False))
         for op in nest.block.ops:
             if not isinstance(op, loop.YieldOp):
@@ -99,6 +101,15 @@ def _joined(nests: Sequence[loop.NestOp]) -> loop.NestOp | None:
 def _units(nest: loop.NestOp) -> tuple[SSAValue, ...]:
     """The indices of loops with one iteration."""
     return tuple(index for index, size in zip(nest.indices, nest.loop_sizes, strict=True) if size is ONE)
+
+
+def _indices(nest: loop.NestOp) -> tuple[SSAValue, ...]:
+    """The indices of the other loops."""
+    return tuple(index for index, size in zip(nest.indices, nest.loop_sizes, strict=True) if size is not ONE)
+
+
+def _longer_loops(nest: loop.NestOp) -> list[Expr]:
+    return [size for size in nest.loop_sizes if size is not ONE]
 
 
 def _along(nest: loop.NestOp, op: loop.LoadOp | loop.StoreOp, turned: bool = False) -> tuple[SSAValue | None, ...] | None:

@@ -345,13 +345,15 @@ def test_weights_are_added_up_within_rows(by_rows):
     check_calls(fn, args)
 
 
-def test_each_level_drops_the_same_weights():
-    """Exponents that are the scores, and factors that share nothing with them: one nest for blocks all the same."""
+@pytest.mark.parametrize("shape", [(1, 2), (2, 1), (1, 1)])
+def test_each_level_drops_the_same_weights(shape):
+    """Exponents that are the scores, and factors that share nothing with them: one nest for blocks all the same, whose loops of one
+    iteration only one of them may have."""
 
     def fn(q, k, v):
         return torch.nn.functional.dropout(torch.softmax(q @ k.mT, -1), 0.4) @ v
 
-    args = heads(30, 50, 8)
+    args = heads(10, 50, 8, shape=shape)
     module = import_function(fn, *args).module
     found = []
     for passes in ("nd-canonicalize", "nd-weigh-rows", "nd-to-loop,loop-fuse", "loop-to-mem", "mem-term-blocks"):
