@@ -61,6 +61,14 @@ def test_integers_are_rounded_and_limited_as_in_eager(dtype, scale, zero_point):
 
 
 @quantised_types
+@pytest.mark.parametrize("dtype", [torch.quint8, torch.qint8, torch.qint32])
+@pytest.mark.parametrize("zero_point", [1, 2])
+def test_halves_are_rounded_as_in_eager(dtype, zero_point):
+    """Builds of torch add the zero point before or after they round."""
+    assert _check(lambda x: _quantised(x, 1.0, zero_point, dtype).dequantize(), torch.arange(-21, 21) * 0.5) == 1
+
+
+@quantised_types
 def test_scale_and_zero_point_that_are_tensors():
     def fn(x, scale, zero_point):
         return torch.quantize_per_tensor(x * 2, scale, zero_point, torch.qint8).dequantize() + 1

@@ -8,8 +8,10 @@ after the program has run. Dynamo takes no quantised inputs: what reads them run
 from __future__ import annotations
 
 import struct
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from operator import getitem
 from typing import Any
 
@@ -17,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch._prims_common import suggest_memory_format
 from torch.fx import GraphModule, Node
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .affine_values import tensor_of
 
@@ -177,7 +180,7 @@ def _dense(x: torch.Tensor) -> torch.Tensor:
 
 
 def _quantise(x: torch.Tensor, scale: Any, zero_point: Any, dtype: Any) -> torch.Tensor:
-    """The integers of a quantised tensor, rounded as torch's kernels do: 32-bit ones after the zero point was added."""
+    """The integers of a quantised tensor, rounded as torch's kernels do."""
     integers = _INTEGERS[dtype]
     x = _dense(x.detach())
     if isinstance(scale, torch.Tensor):
@@ -186,10 +189,19 @@ def _quantise(x: torch.Tensor, scale: Any, zero_point: Any, dtype: Any) -> torch
         scaled = x * _float32(1.0 / _float32(scale))
     if isinstance(zero_point, torch.Tensor):
         zero_point = zero_point.reshape(()).to(torch.float32)
+    rounded = torch.round(scaled + zero_point) if _adds_before_it_rounds() else torch.round(scaled) + zero_point
     limits = torch.iinfo(integers)
     if integers == torch.int32:
-        return torch.round(scaled + zero_point).double().nan_to_num(limits.min).clamp(limits.min, limits.max).to(integers)
-    return (torch.round(scaled) + zero_point).nan_to_num(limits.max).clamp(limits.min, limits.max).to(integers)
+        return rounded.double().nan_to_num(limits.min).clamp(limits.min, limits.max).to(integers)
+    return rounded.nan_to_num(limits.max).clamp(limits.min, limits.max).to(integers)
+
+
+@cache
+def _adds_before_it_rounds() -> bool:
+    """Whether this build of torch adds the zero point to the float (builds with FBGEMM do), not to the integer: halves show it."""
+    with _disable_current_modes(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that these types are deprecated
+        return torch.quantize_per_tensor(torch.tensor([0.5]), 1.0, 1, torch.qint8).int_repr().item() == 2
 
 
 def _dequantise(integers: torch.Tensor, scale: Any, zero_point: Any) -> torch.Tensor:
