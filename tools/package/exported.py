@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -118,7 +119,8 @@ def decomposed(name: str, program: Any, options: Options, more: Mapping[Any, Any
     table.update(checked(options.decompositions))
     table.update(more or {})
     try:
-        with torch.no_grad(), lstm_states():
+        with torch.no_grad(), lstm_states(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)  # torch copies its own deprecated class
             return program.run_decompositions(table)
     except Exception as error:
         raise PackageError(f"entry point '{name}': torch cannot decompose the exported program: {type(error).__name__}: {error}") from error
