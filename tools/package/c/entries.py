@@ -171,7 +171,7 @@ def _expr(size: int | torch.SymInt) -> Expr:
 @contextmanager
 def _without_onednn() -> Iterator[None]:
     """Decompositions that would choose operators of oneDNN do not."""
-    with torch.backends.mkldnn.flags(enabled=False):
+    with torch.backends.mkldnn.flags(enabled=False, allow_tf32=False):  # torch warns of True where there is no such GPU
         yield
 
 
