@@ -170,9 +170,13 @@ def _expr(size: int | torch.SymInt) -> Expr:
 
 @contextmanager
 def _without_onednn() -> Iterator[None]:
-    """Decompositions that would choose operators of oneDNN do not."""
-    with torch.backends.mkldnn.flags(enabled=False, allow_tf32=False):  # torch warns of True where there is no such GPU
+    """Decompositions that would choose operators of oneDNN do not.  (`flags` would set TF32, too, of which torch warns.)"""
+    before = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False
+    try:
         yield
+    finally:
+        torch.backends.mkldnn.enabled = before
 
 
 def _result_names(program: Any) -> list[str]:
