@@ -28,7 +28,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "loop": (
             "loop-batch", "loop-outline", "nd-to-loop", "contract-expand", "contract-epilogue", "loop-fuse{local-bytes=65536}",
-            "loop-fuse-rows", "loop-fuse-windows", "contract-bias", "loop-inline", "contract-accumulate", "loop-layout",
+            "loop-fuse-rows", "loop-fuse-windows", "loop-inline", "contract-accumulate", "loop-layout",
             "loop-fuse-tables", "loop-order",
         ),
         "mem": (

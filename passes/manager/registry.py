@@ -59,7 +59,6 @@ OURS: dict[str, str] = {
     "nd-sink-cat": "passes.nd.nd_sink_cat:NdSinkCat",
     "nd-split-reductions": "passes.nd.nd_split_reductions:NdSplitReductions",
     "contract-accumulate": "passes.loop.contract.contract_accumulate:ContractAccumulate",
-    "contract-bias": "passes.loop.contract.contract_bias:ContractBias",
     "contract-epilogue": "passes.loop.contract.contract_epilogue:ContractEpilogue",
     "contract-expand": "passes.loop.contract.contract_expand:ContractExpand",
     "loop-batch": "passes.loop.repeats.loop_batch:LoopBatch",

@@ -7,7 +7,8 @@
 The counterpart of a library's post-operations, for whatever a program computes: activations, scales, residuals, gates. It runs before
 loop-fuse, which would compute again in each reader what is cheap. Here it is computed once, from sums in the first-level cache, and nothing
 but the result is stored. Nests are taken as long as one tensor in the end is all that others read. The rows of the product may be
-several loops of a nest, in any order.
+several loops of a nest, in any order. Of products of f16 and bf16, and with numerics "eager", it is only the addition of a bias: that is
+rounded once, as the library's addmm does.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from xdsl.context import Context
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import ModuleOp, StringAttr, f32, f64
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue
@@ -46,15 +48,15 @@ class ContractEpilogue(Pass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         numerics = op.attributes.get("nd.numerics")
-        if isinstance(numerics, StringAttr) and numerics.data == "eager":
-            return
+        eager = isinstance(numerics, StringAttr) and numerics.data == "eager"
         symbols = symbol_ranges(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp) and not f.is_declaration]:
             apart = {o for o in func.body.block.ops if any(is_named(o, operator_of(entry)) for entry in self.apart)}
             contracts = [o for o in func.body.block.ops if isinstance(o, loop.ContractOp) and _takes_epilogue(o) and o not in apart]
             position = {o: k for k, o in enumerate(func.body.block.ops)} if contracts else {}
             for contract in contracts:
-                region = _Region(contract, symbols, position, apart)
+                kept = tensor_type(contract.results[0]).element_type == contract.accumulator.type
+                region = _Region(contract, symbols, position, apart, bias_only=eager or not kept)
                 region.grow()
                 if region.taken:
                     self.remark(contract, f"computes {len(region.taken)} operations on its sums", kind="applied")
@@ -63,13 +65,12 @@ class ContractEpilogue(Pass):
 
 
 def _takes_epilogue(op: loop.ContractOp) -> bool:
-    """Whether a contraction is one matrix product whose sums are stored as they are, in their type and order."""
+    """Whether a contraction is one matrix product of floats whose sums are stored in their order."""
     if not is_plain(op) or "no_fuse" in op.attributes or len(op.loop_sizes) != 2 or not isinstance(op.outs[0].owner, loop.EmptyOp):
         return False
     store = op.block.first_op
     assert isinstance(store, loop.StoreOp)
-    kind = tensor_type(op.results[0]).element_type
-    return is_in_place(op, store) and kind == op.accumulator.type and kind in (f32, f64)
+    return is_in_place(op, store) and op.accumulator.type in (f32, f64)
 
 
 @dataclass
@@ -89,6 +90,7 @@ class _Region:
     symbols: RangeEnv
     position: dict[Operation, int]
     apart: set[Operation]
+    bias_only: bool
     places: dict[SSAValue, tuple[Expr, Expr]] = field(default_factory=dict)
     members: list[_Member] = field(default_factory=list)
     taken: list[_Member] = field(default_factory=list)
@@ -130,6 +132,8 @@ class _Region:
         and from what is there before the contraction."""
         if not isinstance(nest, loop.NestOp) or nest not in self.position or nest in self.apart or not _is_pointwise(nest):
             return None
+        if not self.bias_only and tensor_type(nest.results[0]).element_type not in (f32, f64):
+            return None
         rows, columns = self.contract.loop_sizes
         env = {**self.symbols, **{dim(k): Range.of_size(s) for k, s in enumerate(nest.loop_sizes)}}
         ranges = RangeEnv(env)
@@ -148,7 +152,7 @@ class _Region:
             if place is not None and found != place:
                 return None
             place = found
-        if place is None:
+        if place is None or (self.bias_only and not self._adds_bias(nest, place)):
             return None
         loops = _loops_at(nest, place, rows, columns)
         store = nest.block.last_op
@@ -160,6 +164,19 @@ class _Region:
             return None
         self.places[nest.results[0]] = at
         return _Member(nest, loops)
+
+    def _adds_bias(self, nest: loop.NestOp, place: tuple[Expr, ...]) -> bool:
+        """Whether all that a nest does is to add a vector to the columns of the product, in the type of its operands."""
+        product, (*loads, add, _) = self.contract, nest.block.ops
+        if not isinstance(add, arith.AddfOp) or add.result.type != product.accumulator.type or len(loads) != 2:
+            return False
+        if {*add.operands} != {v for op in loads for v in op.results}:
+            return False
+        others = [op for op in loads if isinstance(op, loop.LoadOp) and op.source is not product.results[0]]
+        if len(others) != 1 or others[0].masked is not None or _index_of(nest, others[0]) != (place[1],):
+            return False
+        tensors = (product.lhs, product.rhs, product.results[0], nest.results[0], others[0].source)
+        return len({tensor_type(v).element_type for v in tensors}) == 1
 
     def _is_late(self, tensor: SSAValue) -> bool:
         """Whether a tensor is made behind the contraction."""
@@ -245,9 +262,6 @@ def _is_pointwise(nest: loop.NestOp) -> bool:
     if len(nest.results) != 1 or "no_fuse" in nest.attributes or not isinstance(nest.outs[0].owner, loop.EmptyOp):
         return False
     if not isinstance(store, loop.StoreOp) or store.mode is not None or store.masked is not None:
-        return False
-    t = tensor_type(nest.results[0])
-    if t.element_type not in (f32, f64):
         return False
     inner = list(nest.block.ops)[:-1]
     return all(not o.regions and not isinstance(o, loop.StoreOp) and _is_plain_op(o) for o in inner)

@@ -43,6 +43,15 @@ def test_a_sum_in_bf16_is_rounded_once():
     assert compiled(linear)(x, w, b).eq(258).all()
 
 
+def test_the_product_has_the_bias_with_the_numerics_of_eager_and_what_follows_is_a_nest():
+    torch._dynamo.reset()
+    stepwell.reset_counters()
+    x, w, b = torch.randn(8, 16), torch.randn(24, 16), torch.randn(24)
+    f = torch.compile(lambda x, w, b: linear(x, w, b).relu(), backend="stepwell", options={"numerics": "eager"})
+    torch.testing.assert_close(f(x, w, b), linear(x, w, b).relu())
+    assert stepwell.counters["launches"] + stepwell.counters["extern"] == 2
+
+
 @pytest.mark.parametrize("force", ("gemm", "library"))
 def test_a_bias_that_is_not_contiguous(force: str):
     x, w, b = torch.randn(8, 16), torch.randn(24, 16), torch.randn(48)[::2]
