@@ -23,7 +23,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop, nd
-from ...dialects.expr import ONE, Dim, Expr, dim, evaluate, free_dims, free_syms
+from ...dialects.expr import ONE, ZERO, Dim, Expr, dim, evaluate, free_dims, free_syms
 from ...dialects.nd.types import LayoutAttr, TensorType, element_bytes, tensor_type
 from ..cost.machine import machine_of
 from ..cost.machine.prices import prices
@@ -284,7 +284,7 @@ class _Problem:
         """Reading a factor of a product along dimension `along` of `index`, where its channels or its rows lie; what is not so takes `ns`
         more."""
         for place, side in ((1, _LAST), (3, _ROWS)):
-            if dim(along) in free_dims(index[place]):
+            if _steps(index[place], dim(along)):
                 self.factors += side == _LAST
                 self._pay(source, side, self.prices.across_ns_per_byte, ns)
                 return
@@ -308,6 +308,13 @@ class _Problem:
         for k, value in enumerate(op.operands):
             if isinstance(value.owner, nd.ExternOp) and value in self.owner:
                 self._pay_copy(value, self._side(value, self.strides[k] if k < len(self.strides) else None))
+
+
+def _steps(e: Expr, along: Dim) -> bool:
+    """Whether an index is another one at the second place along a dimension than at the first: the channel of a window's term is, and
+    the pixel, which is counted in whole windows of channels, is not."""
+    first: dict[Expr, Expr] = dict.fromkeys(free_dims(e), ZERO)
+    return along in first and e.subs({**first, along: ONE}) is not e.subs(first)
 
 
 @dataclass
