@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ....dialects.expr import ONE, ZERO, Dim, Expr, FloorDiv, IndexMap, Mod, as_expr, dim, exact_quotient, free_dims, split_linear
+from ....dialects.expr import ONE, ZERO, Dim, Expr, FloorDiv, IndexMap, Mod, as_expr, dim, exact_quotient, free_dims, product, split_linear
 from ....dialects.expr.ranges import Range, RangeEnv, simplify
 from ....dialects.expr.walk import children
 
@@ -19,6 +19,25 @@ WINDOWS = "windows"
 """The attribute of an nd.matmul whose left factor, a view, is not stored."""
 MAX_ROW_DIGITS = 4
 MAX_TAP_DIGITS = 2
+
+
+def window_access(places: Sequence[Expr], weight: Sequence[Expr], stride: Sequence[int], dilation: Sequence[int]) -> tuple[Expr, ...]:
+    """Where the element (row, term) of a convolution's windows is in its padded image: sample, channel, then the place. `places`: sizes
+    of the result's image; `weight` [O, C, window...], of which all but O are numbers. A term counts the window, then the channels."""
+    _, each, *window = weight
+    row, term = dim(0), dim(1)
+    tap, at = term // each, []
+    for k in range(len(window)):
+        pixel = row // product(places[k + 1 :]) % places[k]
+        at.append(pixel * stride[k] + tap // product(window[k + 1 :]) % window[k] * dilation[k])
+    return (row // product(places), term % each, *at)
+
+
+def weight_access(weight: Sequence[Expr]) -> tuple[Expr, ...]:
+    """Where the element (term, column) is in a weight [O, C, window...], whose terms are counted as those of windows."""
+    _, each, *window = weight
+    taps = [dim(0) // each // product(window[k + 1 :]) % window[k] for k in range(len(window))]
+    return (dim(1), dim(0) % each, *taps)
 
 
 @dataclass(frozen=True)

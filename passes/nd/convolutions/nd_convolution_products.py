@@ -20,13 +20,13 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from ....dialects import nd
-from ....dialects.expr import ONE, IndexMap, dim, product
+from ....dialects.expr import ONE, IndexMap, product
 from ....dialects.expr.syntax import IndexMapAttr
 from ....dialects.machine import has_library
 from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.pointwise import OPS
 from ....dialects.nd.types import FLOATS, LayoutAttr, TensorType, compute_type, element_bytes, tensor_type
-from ...analysis.accesses.windows import WINDOWS
+from ...analysis.accesses.windows import WINDOWS, weight_access, window_access
 from ...analysis.symbols import symbol_hints
 from ...cost.convolution_cost import Convolution, computed_here, has_few_taps
 from ...cost.library_cost import size
@@ -103,14 +103,9 @@ def as_pixel_product(rw: Rewriter, op: nd.ConvOp) -> SSAValue:
     samples, _, *places = t.dims
     pixels, terms, device = product((samples, *places)), each * prod(int(n) for n in window), t.device.data
     source = padded(rw, op, op.input) if any(op.padding.data) else op.input
-    row, term = dim(0), dim(1)
-    tap, at = term // each, []
-    for k in range(len(window)):
-        pixel = row // product(places[k + 1 :]) % places[k]
-        at.append(pixel * op.stride.data[k] + tap // prod(int(n) for n in window[k + 1 :]) % window[k] * op.dilation.data[k])
-    image = IndexMap(2, (row // product(places), term % each, *at))
-    taps = [dim(0) // each // prod(int(n) for n in window[k + 1 :]) % window[k] for k in range(len(window))]
-    kernel = IndexMap(2, (dim(1), dim(0) % each, *taps))
+    sizes = tensor_type(op.weight).dims
+    image = IndexMap(2, window_access(places, sizes, op.stride.data, op.dilation.data))
+    kernel = IndexMap(2, weight_access(sizes))
     factors = [
         cast(rw, rw.new(nd.IndexViewOp.new((value,), TensorType.get(sizes, x.element_type, device), map=IndexMapAttr.get(seen))), wide)
         for value, sizes, seen in ((source, (pixels, terms), image), (op.weight, (terms, out), kernel))

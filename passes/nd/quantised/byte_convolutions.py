@@ -2,8 +2,9 @@
 
     nd.conv ((%q - %y) * %r), (%w * %s)   ->   %p = windows of %q padded with %y ; (nd.matmul %p, %w) - %y * sum(%w) ; times %r * %s
 
-The image has one scale and one zero point, the weight one for each output channel. The windows of more than one pixel are stored, in
-bytes, term by term as the channels lie. The sums are exact, and rounded once, as those of products (nd_narrow_factors.py).
+The image has one scale and one zero point, the weight one for each output channel. The product reads its windows from the padded bytes;
+where sizes of the image are symbols they are stored, term by term as the channels lie. The sums are exact, and rounded once, as those of
+products (nd_narrow_factors.py).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from ....dialects.expr import ONE, Expr, IndexMap, as_expr, dim, product
 from ....dialects.expr.syntax import IndexMapAttr
 from ....dialects.nd.base import ExprsAttr, IntsAttr
 from ....dialects.nd.types import TensorType, tensor_type
+from ...analysis.accesses.windows import weight_access, window_access
+from ...cost.convolution_cost import has_few_taps
 from ..algebra.rewriter import Rewriter
 from ..products.nd_small_products import MIN_COMPUTED_ELEMENTS
 from .affine_factors import BYTES, AffineFactor, affine_factor
@@ -38,10 +41,12 @@ def as_byte_product(rw: Rewriter, op: nd.ConvOp) -> SSAValue | None:
     out, each, *window = weight.dims
     samples, _, *places = t.dims
     pixels, terms = product((samples, *places)), as_expr(prod(int(n) for n in weight.dims[1:]))
-    left = _as_matrix(rw, image, _windows(rw, op, image))
+    in_place = all(n.value is not None for n in places) and has_few_taps([int(n) for n in window], op.dilation.data[-1])
+    in_place &= any(n is not ONE for n in window) or prod(op.stride.data) > 1
+    left = _as_matrix(rw, image, _windows_in_place(rw, op, image) if in_place else _windows(rw, op, image))
     right = _as_matrix(rw, kernel, _terms(rw, kernel.core, terms))
     total = TensorType.get((pixels, out), f32, t.device.data)
-    made = scaled(rw, integer_sums(rw, left, right, total), (*left.scales, *right.scales), total)
+    made = scaled(rw, integer_sums(rw, left, right, total, in_place), (*left.scales, *right.scales), total)
     if op.bias is not None:
         made = pointwise(rw, "add", made, as_type(rw, op.bias, f32))
     made = _reshaped(rw, made, samples, *places, out)
@@ -86,6 +91,16 @@ def _windows(rw: Rewriter, op: nd.ConvOp, image: AffineFactor) -> SSAValue:
     return _reshaped(rw, made, product((samples, *places)), product((each, *window)))
 
 
+def _windows_in_place(rw: Rewriter, op: nd.ConvOp, image: AffineFactor) -> SSAValue:
+    """The same rows as a view of the padded bytes, which the product reads."""
+    source, weight = _padded(rw, op, image), tensor_type(op.weight).dims
+    samples, _, *places = tensor_type(op.result).dims
+    sample, channel, *at = window_access(places, weight, op.stride.data, op.dilation.data)
+    index = IndexMap(2, (sample, *at, channel))
+    seen = tensor_type(source).with_dims((product((samples, *places)), product(weight[1:])))
+    return rw.new(nd.IndexViewOp.new((source,), seen, map=IndexMapAttr.get(index)))
+
+
 def _padded(rw: Rewriter, op: nd.ConvOp, image: AffineFactor) -> SSAValue:
     """The bytes of an image [N, places..., C], each computed once, with its zero point around them."""
     x, pads = tensor_type(image.core), op.padding.data
@@ -108,10 +123,8 @@ def _padded(rw: Rewriter, op: nd.ConvOp, image: AffineFactor) -> SSAValue:
 def _terms(rw: Rewriter, weight: SSAValue, terms: Expr) -> SSAValue:
     """The columns of the product, [window x C, O] of a weight [O, C, window...]."""
     w = tensor_type(weight)
-    out, each, *window = w.dims
-    taps = [dim(0) // each // product(window[k + 1 :]) % window[k] for k in range(len(window))]
-    index = IndexMap(2, (dim(1), dim(0) % each, *taps))
-    return rw.new(nd.IndexViewOp.new((weight,), w.with_dims((terms, out)), map=IndexMapAttr.get(index)))
+    index = IndexMap(2, weight_access(w.dims))
+    return rw.new(nd.IndexViewOp.new((weight,), w.with_dims((terms, w.dims[0])), map=IndexMapAttr.get(index)))
 
 
 def _reshaped(rw: Rewriter, x: SSAValue, *dims: Expr) -> SSAValue:

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr, f32, i32
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, UnitAttr, f32, i32
 from xdsl.ir import Attribute, SSAValue
 
 from ....dialects import nd
 from ....dialects.nd.pointwise import OPS, CastOp, broadcast_dims
 from ....dialects.nd.types import INTEGERS, TensorType, is_float, tensor_type
+from ...analysis.accesses.windows import WINDOWS
 from ..algebra.rewriter import Rewriter
 from .affine_factors import AffineFactor, summed_along
 
 
-def integer_sums(rw: Rewriter, a: AffineFactor, b: AffineFactor, t: TensorType) -> SSAValue:
-    """The sum of (a - its zero point) * (b - its zero point), as i32, or f32 where a zero point is no integer.
+def integer_sums(rw: Rewriter, a: AffineFactor, b: AffineFactor, t: TensorType, windows: bool = False) -> SSAValue:
+    """The sum of (a - its zero point) * (b - its zero point), as i32, or f32 where a zero point is no integer. `windows`: `a` is a view
+    that the product reads (passes/analysis/accesses/windows.py).
 
     sum (a - y) (b - z) = sum a b - y * sum b - z * sum (a - y)"""
     last, wide = t.rank - 1, t.with_dtype(i32)
-    total = rw.new(nd.MatmulOp.new((a.core, b.core), wide))
+    times = nd.MatmulOp.new((a.core, b.core), wide)
+    if windows:
+        times.attributes[WINDOWS] = UnitAttr()
+    total = rw.new(times)
     zeros = [z if z is None else _whole(rw, z) for z in (a.zero, b.zero)]
     kind = f32 if any(z is not None and tensor_type(z).element_type == f32 for z in zeros) else i32
     y, z = (x if x is None else as_type(rw, x, kind) for x in zeros)

@@ -23,8 +23,9 @@ from ....passes.cost.machine.prices import prices
 from .convert import convert_rows
 from .ir import Function, Value
 from .kernels import KERNEL_TYPES, dot_kernel, tile_kernel, vector_kernel
-from .pack import column_sums, pack_a_rows, pack_b_columns, pack_rows
-from .spec import BYTES, ELEMENT_BYTES, LLVM_TYPE, WINDOW, GemmSpec, Shape
+from .pack import column_sums, pack_a_rows, pack_b_columns, pack_rows, pack_windows
+from .runs import read_window, write_table
+from .spec import BYTES, ELEMENT_BYTES, LLVM_TYPE, GemmSpec, Shape
 
 BLOCK_ARGS = (
     *(("ptr", name) for name in ("a", "b", "c")),
@@ -165,7 +166,7 @@ def block_functions(plan: BlockPlan, symbol: str) -> list[str]:
     if spec.trans_a:
         out.append(pack_rows(shape, f"{symbol}_pack_a", f"{symbol}_zeros", plan.group, spec.dtype, shape.is_shifted))
     elif plan.packs_rows:
-        out.append(pack_a_rows(shape, f"{symbol}_pack_a"))
+        out.append((pack_windows if spec.windows else pack_a_rows)(shape, f"{symbol}_pack_a"))
     moves = {(spec.bias_type, spec.acc), (spec.acc, spec.acc)}
     if not plan.direct and not spec.tile:
         moves.add((spec.acc, spec.c_type))
@@ -204,8 +205,7 @@ class _Block:
             self.edge = f.alloca(shape.isa.rows * shape.width, LLVM_TYPE[self.spec.acc])
         self.m = f.sub("%m1", "%m0")
         if self.spec.windows:
-            record = f.let("inttoptr i64 %lda to ptr")
-            self.window = [f.load("i64", f.at(record, 8 * k), 8) for k in range(len(WINDOW))]
+            self.window = read_window(f, "%lda")
             self.rows_at = f.alloca(shape.isa.rows + 2, "i64")
         self._choose_form()
         self._choose_blocks()
@@ -395,39 +395,23 @@ class _Block:
             args = f"ptr {self._a_at(i)}, i64 {self.lda}, i64 {self.kc}, i64 {f.sub(end, i)}, ptr {self.a_pack}"
             f.do(f"call void @{self.symbol}_pack_a({args})")
 
-    def _windows(self, i: str, left: Value) -> tuple[str, Value, Value]:
-        """A table with where the rows of a strip begin, the first term, and where the record is; rows beyond the last one repeat it.
-
-        The first row is divided into its digits; the others count on from there, which takes no division."""
-        f, rows = self.f, self.shape.isa.rows
-        numbers: dict[str, str] = dict(zip(WINDOW, self.window, strict=True))
-        counts, steps = ([numbers[f"{name}{level}"] for level in range(size)] for name, size in (("count", 3), ("step", 4)))
-        place, rest = 0, i
-        digits: list[Value] = []
-        for count, step in zip(counts, steps, strict=False):
-            digits.append(f.let(f"urem i64 {rest}, {count}"))
-            place = f.add(place, f.mul(digits[-1], step))
-            rest = f.div(rest, count)
-        place = f.add(place, f.mul(rest, steps[3]))
-        over = [f.sub(steps[level + 1], f.mul(counts[level], steps[level])) for level in range(3)]
-        for k in range(rows):
-            f.store("i64", f.mul(place, self.shape.element), f.at(self.rows_at, 8 * k), 8)
-            carry = f.cmp("slt", k + 1, left)
-            place = f.add(place, f.pick(carry, steps[0], 0))
-            for level in range(3):
-                digits[level] = f.add(digits[level], f.pick(carry, 1, 0))
-                carry = f.both(carry, f.cmp("eq", digits[level], counts[level]))
-                digits[level] = f.pick(carry, 0, digits[level])
-                place = f.add(place, f.pick(carry, over[level], 0))
-        f.store("i64", self.pc, f.at(self.rows_at, 8 * rows), 8)
-        f.store("i64", "%lda", f.at(self.rows_at, 8 * (rows + 1)), 8)
-        return "%a", f.let(f"ptrtoint ptr {self.rows_at} to i64"), self.shape.element
+    def _windows(self, i: str, left: Value, mr: str) -> tuple[str, Value, Value]:
+        """The windows of a strip. Packed, they stay in the first-level cache, where all windows at once would not."""
+        f, shape = self.f, self.shape
+        write_table(f, shape, self.rows_at, self.window, i, left, self.pc)
+        table = f.let(f"ptrtoint ptr {self.rows_at} to i64")
+        if shape.reads_windows:
+            return "%a", table, shape.element
+        row_bytes = f.add(f.round_up(f.mul(self.kc, shape.packed_bytes // shape.k_unit), 64), 64)
+        args = f"ptr %a, i64 {table}, i64 {mr}, i64 {self.kc}, ptr {self.a_pack}, i64 {row_bytes}"
+        f.do(f"call void @{self.symbol}_pack_a({args})")
+        return self.a_pack, row_bytes, shape.packed_bytes
 
     def _strip_of_a(self, i: str, left: Value, mr: str, group: str) -> tuple[str, Value, Value]:
         """Where the kernel reads A: pointer, stride of rows, stride of steps. `left`: rows of A from here on, `mr` of which it takes."""
         f, plan, shape, spec = self.f, self.plan, self.shape, self.spec
         if spec.windows:
-            return self._windows(i, left)
+            return self._windows(i, left, mr)
         source = self._a_at(i)
         if spec.trans_a:
             pack = f.at(self.a_pack, f.mul(f.sub(i, group), shape.packed_bytes))

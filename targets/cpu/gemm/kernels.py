@@ -12,6 +12,7 @@ from ..half_bits import bf16_to_float
 from .convert import bytes_to_bf16, from_bytes, load_as, vector, words
 from .ir import Function, Value
 from .pack import PREFETCH_ROWS, dot_bytes, flip_signs
+from .runs import Runs
 from .spec import BF16_DOTS, BYTES, ELEMENT_BYTES, LLVM_TYPE, Shape
 
 KERNEL_ARGS = (
@@ -60,7 +61,7 @@ def tile_kernel(shape: Shape, name: str, rows: int, vectors: int = 0, clamp: boo
         behind = f.at("%b", f.mul("%k", "%bs"))
         first = [f.load(vec, f.at(behind, j * step)) for j in columns]
     start: list[tuple[str, Value]] = [(vec, value) for value in first] * rows
-    if shape.spec.windows:
+    if shape.reads_windows:
         table = f.let("inttoptr i64 %ars to ptr")
         a_rows = [f.at("%a", f.load("i64", f.at(table, 8 * i), 8)) for i in range(rows)]
         results = _over_runs(f, shape, table, a_rows, start, len(columns))
@@ -125,24 +126,16 @@ def _over_runs(
     f: Function, shape: Shape, table: str, a_rows: Sequence[str], start: Sequence[tuple[str, Value]], vectors: int
 ) -> list[str]:
     """The steps of a tile whose A are windows: runs of terms that lie behind each other, each begins where its tap says."""
-    record = f.load("ptr", f.at(table, 8 * (shape.isa.rows + 1)), 8)
-    run, taps, outer, inner = (f.load("i64", f.at(record, 8 * k), 8) for k in range(4))
-    first = f.load("i64", f.at(table, 8 * shape.isa.rows), 8)
-    tap = f.div(first, run)
-    digit = f.let(f"urem i64 {tap}, {taps}")
-    begin = f.add(f.mul(f.div(tap, taps), outer), f.mul(digit, inner))
-    over = f.sub(outer, f.mul(f.sub(taps, 1), inner))
-    state = (0, f.let(f"urem i64 {first}, {run}"), digit, begin)
-    with f.loop(0, "%k", 1, [*start, *(("i64", value) for value in state)]) as part:
+    runs = Runs(f, shape, table)
+    with f.loop(0, "%k", 1, [*start, *(("i64", value) for value in (0, *runs.start))]) as part:
         *sums, b_off, within, digit, place = part.values
         at = f.mul(f.add(place, within), shape.element)
-        count = f.min(f.sub(run, within), f.sub("%k", part.i))
+        count = f.min(f.sub(runs.run, within), f.sub("%k", part.i))
         types = [ty for ty, _ in start]
         with f.loop(0, count, 1, [*zip(types, sums, strict=True), ("i64", at), ("i64", b_off)]) as body:
             body.next = _step(f, shape, a_rows, body.values, vectors)
         *done, _, b_end = body.results
-        last = f.cmp("eq", f.add(digit, 1), taps)
-        part.next = [*done, b_end, 0, f.pick(last, 0, f.add(digit, 1)), f.add(place, f.pick(last, over, inner))]
+        part.next = [*done, b_end, *runs.next(digit, place)]
         part.step = count
     return part.results[:-4]
 

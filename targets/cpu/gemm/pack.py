@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from .convert import bytes_to_bf16, load_as, store_as, vector
 from .ir import Function, Value
+from .runs import Runs
 from .spec import BYTE_DOTS, BYTES, ELEMENT_BYTES, LLVM_TYPE, Shape
 
 PREFETCH_ROWS = 8
@@ -213,25 +214,64 @@ def pack_a_rows(shape: Shape, name: str) -> str:
     behind the last of four bytes does not matter, B has zeros there."""
     args = [("ptr", "src"), ("i64", "ld"), ("i64", "mr"), ("i64", "k"), ("ptr", "dst"), ("i64", "dst_ld")]
     f = Function(name, args)
-    isa, acc, lanes, element = shape.isa, shape.spec.acc, shape.lanes, shape.element
     with f.loop(0, "%mr") as row:
-        src, dst = f.at("%src", f.mul(row.i, "%ld")), f.at("%dst", f.mul(row.i, "%dst_ld"))
-        if shape.pairs:
-            f.do(f"call void @llvm.memcpy.p0.p0.i64(ptr {dst}, ptr {src}, i64 {f.mul('%k', element)}, i1 false)")
-            f.store("i16", 0, f.at(dst, f.mul("%k", element)))
-        elif shape.quads:
-            whole = f.mul(f.div("%k", 4 * lanes), 4 * lanes)
-            for lo, hi, count in ((0, whole, 4 * lanes), (whole, "%k", 1)):
-                with f.loop(lo, hi, count) as k:
-                    ty = vector(count, "i8")
-                    value = f.load(ty, f.at(src, k.i))
-                    if shape.is_shifted:
-                        value = f.let(f"xor {ty} {value}, {-128 if count == 1 else 'splat (i8 -128)'}")
-                    f.store(ty, value, f.at(dst, k.i))
-        else:
-            whole = f.mul(f.div("%k", lanes), lanes)
-            for lo, hi, count in ((0, whole, lanes), (whole, "%k", 1)):
-                with f.loop(lo, hi, count) as k:
-                    value = load_as(f, isa, shape.spec.dtype, acc, f.at(src, f.mul(k.i, element)), count)
-                    store_as(f, isa, acc, acc, value, f.at(dst, f.mul(k.i, shape.acc_bytes)), count)
+        _pack_terms(f, shape, f.at("%src", f.mul(row.i, "%ld")), f.at("%dst", f.mul(row.i, "%dst_ld")), "%k")
     return f.text()
+
+
+def pack_windows(shape: Shape, name: str) -> str:
+    """`name(src, table, mr, k, dst, dst_ld)`: rows of units of windows of the image `src`, run after run; `table` says where (runs.py)."""
+    args = [("ptr", "src"), ("i64", "table"), ("i64", "mr"), ("i64", "k"), ("ptr", "dst"), ("i64", "dst_ld")]
+    f = Function(name, args)
+    table = f.let("inttoptr i64 %table to ptr")
+    runs, term_bytes = Runs(f, shape, table), shape.packed_bytes // shape.k_unit
+    with f.loop(0, "%mr") as row:
+        src = f.at("%src", f.load("i64", f.at(table, f.mul(row.i, 8)), 8))
+        dst = f.at("%dst", f.mul(row.i, "%dst_ld"))
+        with f.loop(0, "%k", 1, [("i64", value) for value in runs.start]) as part:
+            within, digit, place = part.values
+            count = f.min(f.sub(runs.run, within), f.sub("%k", part.i))
+            at = f.at(src, f.mul(f.add(place, within), shape.element))
+            _pack_terms(f, shape, at, f.at(dst, f.mul(part.i, term_bytes)), count)
+            part.next = runs.next(digit, place)
+            part.step = count
+    return f.text()
+
+
+def _pack_terms(f: Function, shape: Shape, src: str, dst: str, terms: Value) -> None:
+    """Terms of A that lie behind each other, copied or converted to what is multiplied."""
+    isa, acc, lanes, element = shape.isa, shape.spec.acc, shape.lanes, shape.element
+    if shape.pairs:
+        f.do(f"call void @llvm.memcpy.p0.p0.i64(ptr {dst}, ptr {src}, i64 {f.mul(terms, element)}, i1 false)")
+        f.store("i16", 0, f.at(dst, f.mul(terms, element)))
+        return
+    if shape.quads and isa.masks:
+        with f.loop(0, terms, 4 * lanes) as k:
+            _move_masked(f, shape, f.at(src, k.i), f.at(dst, k.i), f.sub(terms, k.i))
+        return
+    begin: Value = 0
+    for count in (4 * lanes, lanes, 1) if shape.quads else (lanes, 1):
+        end = terms if count == 1 else f.mul(f.div(terms, count), count)
+        with f.loop(begin, end, count) as k:
+            if shape.quads:
+                ty = vector(count, "i8")
+                value = f.load(ty, f.at(src, k.i))
+                if shape.is_shifted:
+                    value = f.let(f"xor {ty} {value}, {-128 if count == 1 else 'splat (i8 -128)'}")
+                f.store(ty, value, f.at(dst, k.i))
+            else:
+                value = load_as(f, isa, shape.spec.dtype, acc, f.at(src, f.mul(k.i, element)), count)
+                store_as(f, isa, acc, acc, value, f.at(dst, f.mul(k.i, shape.acc_bytes)), count)
+        begin = end
+
+
+def _move_masked(f: Function, shape: Shape, src: str, dst: str, count: Value) -> None:
+    """At most a vector of bytes of A."""
+    lanes = 4 * shape.lanes
+    ty, bits = vector(lanes, "i8"), vector(lanes, "i1")
+    there = f.splat(f.let(f"trunc i64 {f.min(count, lanes)} to i8"), "i8", lanes)
+    mask = f.let(f"icmp slt {ty} <{', '.join(f'i8 {t}' for t in range(lanes))}>, {there}")
+    value = f.let(f"call {ty} @llvm.masked.load.v{lanes}i8.p0(ptr align 1 {src}, {bits} {mask}, {ty} zeroinitializer)")
+    if shape.is_shifted:
+        value = f.let(f"xor {ty} {value}, splat (i8 -128)")
+    f.do(f"call void @llvm.masked.store.v{lanes}i8.p0({ty} {value}, ptr align 1 {dst}, {bits} {mask})")

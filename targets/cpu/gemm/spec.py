@@ -155,7 +155,8 @@ class GemmSpec:
     b: str = ""
     """Element type of B; one of `FACTORS[dtype]`, the first if empty. B is converted as it is read or packed, which is exact."""
     windows: bool = False
-    """Rows of A are windows of an image, read where they lie: `lda` is the address of a `WINDOW` record. Only f32 and f64."""
+    """Rows of A are windows of an image: `lda` is the address of a `WINDOW` record. f32 and f64 are read where they lie, bytes packed a
+    strip at a time; no other types."""
     panels: int = 0
     """If not 0, B is stored in panels of so many columns, [ceil(N / panels), K, panels], the last one filled up, and read without packing;
     `ldb` says nothing. A multiple of the register tile's columns; only f32 and f64."""
@@ -175,8 +176,9 @@ class GemmSpec:
         wide = {"f32": ("f32", "bf16", "f16")}.get(self.acc, (self.acc,))
         if self.c_type not in wide or self.bias_type not in wide:
             raise ValueError(f"gemm: A and B of {self.dtype} cannot give C of {self.c_type} with a bias of {self.bias_type}")
-        if self.windows and (self.trans_a or not self.dtype == self.b_type == self.c_type == self.acc or self.tile):
-            raise ValueError(f"gemm: windows are read from an image of f32 or f64 for a product of the same type, not {self.dtype}")
+        alike = self.dtype in BYTES or self.dtype == self.b_type == self.acc
+        if self.windows and (self.trans_a or not alike or self.c_type != self.acc or self.tile):
+            raise ValueError(f"gemm: windows are read from images of f32, f64 or bytes for a product of the type of sums, not {self.dtype}")
         if self.panels and (self.trans_b or not self.dtype == self.b_type == self.acc or self.panels % Shape(self).width):
             tile = f"a multiple of {Shape(self).width} columns of f32 or f64"
             raise ValueError(f"gemm: panels are {tile}, not {self.panels} of {self.b_type}{', transposed' if self.trans_b else ''}")
@@ -311,6 +313,11 @@ class Shape:
     def converts(self) -> bool:
         """A is turned into the type of the sums when packed."""
         return self.spec.dtype != self.spec.acc and self.k_unit == 1
+
+    @property
+    def reads_windows(self) -> bool:
+        """Windows are read where they lie."""
+        return self.spec.windows and not self.converts and self.k_unit == 1
 
     @property
     def packed_bytes(self) -> int:

@@ -93,6 +93,16 @@ def test_sizes_and_layouts():
     assert convolutions(net, *images, dynamic=True) >= 1
 
 
+def test_no_window_is_copied(tmp_path):
+    """The product reads the padded bytes, whose channels lie side by side: a copy would be named in the remarks."""
+    torch.manual_seed(0)
+    net = Net(torch.randn(40, 24, 3, 3), {"padding": 1})
+    assert convolutions(net, torch.randn(1, 24, 9, 11), debug=str(tmp_path)) == 1
+    (remarks,) = (path.read_text() for path in tmp_path.rglob("remarks.txt"))
+    (program,) = (path.read_text() for path in tmp_path.rglob("4_cpu.mlir"))
+    assert "no strides" not in remarks and "windows" in program
+
+
 @pytest.mark.parametrize("name", STAY)
 def test_others_stay(name):
     image, weight, given = STAY[name]

@@ -28,8 +28,8 @@ CASES = {
 
 
 @cache
-def compiled(dtype, target_name):
-    spec = GemmSpec(dtype, isa=isa_for(target(target_name)).name, windows=True)
+def compiled(dtype, target_name, b=""):
+    spec = GemmSpec(dtype, isa=isa_for(target(target_name)).name, windows=True, b=b)
     library = jit.load_text(shared_gemm_module(spec), wanted=target(target_name))
     function = library.function(spec.shared_symbol, *[POINTER] * 3, *[INT] * 10, *[POINTER] * 3)
     function.library = library
@@ -61,13 +61,40 @@ def _product(numbers):
 def test_values(name, dtype, target_name):
     if target_name != "host" and not is_runnable(target(target_name)):
         pytest.skip(f"this machine does not run {target_name}")
-    shape, weight, options = CASES[name]
     kind = {"f32": torch.float32, "f64": torch.float64}[dtype]
     torch.manual_seed(0)
+    want, got = product_of_windows(compiled(dtype, target_name), name, lambda *dims: torch.randn(dims, dtype=kind), kind)
+    terms = _product(CASES[name][1][1:])
+    torch.testing.assert_close(got.double(), want, atol=1e-12 * terms if dtype == "f64" else 2e-5 * terms**0.5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "target_name", ["host", pytest.param("avx2", marks=pytest.mark.spread), pytest.param("generic-sse", marks=pytest.mark.spread)]
+)
+@pytest.mark.parametrize("left, right", [("u8", "i8"), pytest.param("i8", "i8", marks=pytest.mark.spread)])
+@pytest.mark.parametrize("name", CASES)
+def test_bytes(name, left, right, target_name):
+    """Sums of bytes are exact: runs that are no whole units, steps, gaps and several blocks of terms."""
+    if target_name != "host" and not is_runnable(target(target_name)):
+        pytest.skip(f"this machine does not run {target_name}")
+    torch.manual_seed(0)
+    kinds = iter([left, right])
+
+    def made(*dims):
+        low, high, kind = {"u8": (0, 256, torch.uint8), "i8": (-128, 128, torch.int8)}[next(kinds)]
+        return torch.randint(low, high, dims, dtype=kind)
+
+    want, got = product_of_windows(compiled(left, target_name, right), name, made, torch.int32)
+    torch.testing.assert_close(got.double(), want, atol=0, rtol=0)
+
+
+def product_of_windows(function, name, made, kind):
+    """A convolution in float64, and the product of its windows stored as `kind`; `made` makes the image, then the weight."""
+    shape, weight, options = CASES[name]
     spatial = len(shape) - 2
     last = [0, *range(2, spatial + 2), 1]
-    x = torch.randn([shape[k] for k in last], dtype=kind).permute(0, spatial + 1, *range(1, spatial + 1))
-    w = torch.randn(weight, dtype=kind)
+    x = made(*[shape[k] for k in last]).permute(0, spatial + 1, *range(1, spatial + 1))
+    w = made(*weight)
     want = {2: F.conv2d, 3: F.conv3d}[spatial](x.double(), w.double(), **options)
     stride, dilation = (options.get(o, 1) for o in ("stride", "dilation"))
     stride, dilation = ([n] * spatial if isinstance(n, int) else list(n) for n in (stride, dilation))
@@ -76,11 +103,10 @@ def test_values(name, dtype, target_name):
     assert found is not None and found.start.value == 0
     record = torch.tensor([int(e) for e in found.numbers], dtype=torch.int64)
     b = w.permute(*range(2, spatial + 2), 1, 0).contiguous()
-    c = torch.full((rows, weight[0]), float("nan"), dtype=kind)
+    c = torch.full((rows, weight[0]), float("nan") if kind.is_floating_point else -1, dtype=kind)
     pointers = (t.data_ptr() for t in (x, b, c))
-    compiled(dtype, target_name)(*pointers, rows, weight[0], terms, record.data_ptr(), weight[0], weight[0], 1, 0, 0, 0, None, None, None)
-    got = c.reshape(want.shape[0], *want.shape[2:], weight[0]).permute(0, spatial + 1, *range(1, spatial + 1))
-    torch.testing.assert_close(got.double(), want, atol=1e-12 * terms if dtype == "f64" else 2e-5 * terms**0.5, rtol=1e-4)
+    function(*pointers, rows, weight[0], terms, record.data_ptr(), weight[0], weight[0], 1, 0, 0, 0, None, None, None)
+    return want, c.reshape(want.shape[0], *want.shape[2:], weight[0]).permute(0, spatial + 1, *range(1, spatial + 1))
 
 
 def test_what_is_no_window():
