@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ....passes.nd.products.nd_small_products import MIN_COMPUTED_ELEMENTS
 from ...fx_to_nd.core.metadata import is_nonoverlapping_dense
 from ...fx_to_nd.core.signature import FOLDED
 from .freezing_affine import Affine, affine_of, applied
@@ -216,13 +217,13 @@ def _pure(node: Node) -> bool:
 
 
 def _grows_to(node: Node) -> int:
-    """The bytes of a result that may be larger than what it is made of by any factor. Products read a matrix of bytes as it is, and sums of
-    depthwise windows, which have one column, are of floats."""
+    """The bytes of a result that may be larger than what it is made of by any factor. Products read a matrix of bytes as it is, but for
+    small ones; sums of depthwise windows, which have one column, are of floats."""
     values = [n.meta.get("val") for n in node.all_input_nodes]
     matrices = [v for v in values if isinstance(v, torch.Tensor) and v.dtype in (torch.int8, torch.uint8) and v.dim() >= 2]
     if not matrices:
         return MAX_GROWN_BYTES
-    return 0 if any(v.shape[1] > 1 for v in matrices) else _bytes(node.meta.get("val"))
+    return 0 if any(v.shape[1] > 1 and v.numel() >= MIN_COMPUTED_ELEMENTS for v in matrices) else _bytes(node.meta.get("val"))
 
 
 def _static(value: torch.Tensor) -> bool:

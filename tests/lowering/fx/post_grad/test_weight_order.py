@@ -142,13 +142,14 @@ def test_a_weight_of_bytes_stays_bytes_by_rows_of_channels(zero):
     torch.testing.assert_close(gm(x, None, None), function(x, weight, zeros), atol=1e-3, rtol=1e-4)
 
 
-def test_depthwise_windows_of_bytes_become_floats_by_channels():
-    weight = torch.randint(-128, 128, (700, 1, 5, 5), dtype=torch.int8)
+@pytest.mark.parametrize("dims, groups", [((700, 1, 5, 5), 700), ((16, 3, 3, 3), 1)], ids=["depthwise", "small"])
+def test_bytes_that_are_multiplied_as_floats_become_floats_by_channels(dims, groups):
+    weight = torch.randint(-128, 128, dims, dtype=torch.int8)
 
     def function(x, w):
-        return (aten.convolution(x, w.float() * 0.1, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 700),)
+        return (aten.convolution(x, w.float() * 0.1, None, [1, 1], [0, 0], [1, 1], False, [0, 0], groups),)
 
-    gm = make_fx(function, tracing_mode="fake")(torch.randn(1, 700, 9, 9), weight)
+    gm = make_fx(function, tracing_mode="fake")(torch.randn(1, dims[1] * groups, 33, 33), weight)
     fold(gm, {[n for n in gm.graph.nodes if n.op == "placeholder"][1]: weight})
     (held,) = gm.buffers()
     assert held.dtype == torch.float32 and held.permute(2, 3, 1, 0).is_contiguous()
