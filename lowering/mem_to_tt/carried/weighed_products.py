@@ -56,18 +56,23 @@ def lower_weighed(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
     values = Factor(kernel, FactorAxis.RIGHT, block, node, lies_along(s.info, node, found.columns))
     ragged = any(map(is_list, node.children))
     rows, known_trips = s.along(FactorAxis.LEFT), trips.value is not None and not ragged and not bounds_of(s, node)
-    nothing = [no_sum(s, known_trips) for _ in found.pairs]
+    sums = len(found.pairs) + len(found.row_sums)
+    nothing = [b.constant(0.0, f32, rows) if k in found.row_sums else no_sum(s, known_trips) for k in range(sums)]
 
     over = in_lists if ragged else in_parts
 
     def add(at: SSAValue, state: Sequence[SSAValue], known: KnownTerms) -> list[SSAValue]:
-        """The products of a block, if the score is the weight."""
+        """The products of a block, if the score is the weight, and what is added up beside."""
         scores.enter(at, trips, known.whole)
         values.enter(at, trips, known.whole)
         scores.know(known)
         weights = [scores.weights(score, found.element) for score, _ in found.pairs]
         rows = [values.matrix(value, found.element) for _, value in found.pairs]
-        return [b.place(DotOp.make(*dot)).results[0] for dot in zip(weights, rows, state, strict=True)]
+        dots = iter(zip(weights, rows, strict=True))
+        return [
+            scores.added(found.row_sums[k], total) if k in found.row_sums else b.place(DotOp.make(*next(dots), total)).results[0]
+            for k, total in enumerate(state)
+        ]
 
     if not found.is_softmax:
         return over(kernel, node, trips, block, nothing, add)
@@ -183,6 +188,14 @@ class Scores(Factor):
         b, mask = self.b, self.axes[self.terms].mask
         found = b.to_shape(rounded(b, self.get(score), element), self.full)
         return found if mask is None else b.select(mask, found, b.constant(0.0, element))
+
+    def added(self, term: SSAValue, total: SSAValue) -> SSAValue:
+        """The sums of rows with the terms of a block."""
+        b, mask = self.b, self.axes[self.terms].mask
+        found = b.to_shape(self.get(term), self.full)
+        found = found if mask is None else b.select(mask, found, b.constant(0.0, f32))
+        (here,) = reduce_axis(self, [found], 1, Accumulator("sum", [f32]).combine, halves=True)
+        return b.elementwise(arith.AddfOp, (total, here), NO_FLAGS)
 
     def of(self, score: SSAValue, in_twos: bool = False) -> SSAValue:
         """The scores, -inf behind the last one; in_twos: as exponents of 2."""

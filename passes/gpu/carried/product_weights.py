@@ -5,28 +5,32 @@
     C: p[j, d] = sum_i w[i, j] * u[i, d]                                      yield f(%s) * v[j, d]  }      and C in the same way
 
 Each reader computes what it needs of the products, and no weight is stored: all readers do so, or none. A reader may add up the weights
-themselves, over batches (the gradient of a bias), or at places of a row (placed_weights.py). Readers of the same weights, whose
-columns a program has room for, are one nest with several sums. What lies between (f) goes along as
+themselves, over batches (the gradient of a bias), at places of a row (placed_weights.py), or over a row (the gradient of a slope). Readers
+of the same weights, whose columns a program has room for, are one nest with several sums; what is added up over a row is a sum beside
+these, which iterations of the first column store. What lies between (f) goes along as
 it is, with its roundings. The backward pass of attention is three such readers, of the gradients of queries, keys and values.
 """
 
 from __future__ import annotations
 
 from xdsl.dialects import arith
+from xdsl.dialects.builtin import i1
 from xdsl.ir import Block, Operation, SSAValue
 
 from ....dialects import loop
-from ....dialects.expr import Dim, free_dims, product
+from ....dialects.expr import Dim, dim, free_dims, product
 from ....dialects.expr.ranges import RangeEnv
 from ....dialects.nd.types import tensor_type
 from ....dialects.support.replace import erase_op
 from ...analysis.reduction_kinds import Cursor
 from ...cost.contraction_price import MAX_JOINED_COLUMNS, MAX_WEIGHED_ELEMENTS
 from ...loop.fusion.placement import final_store, needed
+from ...loop.transform.loop_rewrite import INDEX, index_op
 from ...loop.transform.nest_transform import Refused
 from ..tiles.summed_products import summed_product
 from ..tiles.tile import Sizes
 from ..tiles.weighed_products import as_weighed
+from .place_sums import place_sums
 from .placed_weights import Placing, is_placing, place_weights, placing
 from .separate_sums import separable_sums, separate_sums
 from .term_writer import TermWriter, product_of
@@ -46,18 +50,28 @@ def carry_weights(storing: loop.NestOp, readers: list[loop.NestOp], symbols: Ran
     """Have the readers compute the weights, and say how many nests they are then; Refused says why not."""
     for use in [use for result in storing.results for use in result.uses]:
         op = use.operation
-        if not isinstance(op, loop.LoadOp) or product_of(op) is not storing or not (_weighs(op) or _adds(op) or is_placing(op)):
+        if not isinstance(op, loop.LoadOp) or product_of(op) is not storing or not any(reads(op) for reads in READS):
             raise Refused("the weights are needed by others than sums of products, too")
     adding = [reader for reader in readers if not any(isinstance(op, loop.ReduceOp) for op in reader.block.ops)]
-    placings = _placings([placing(reader, storing) for reader in adding])
+    placings = {reader: placing(reader, storing) for reader in adding}
     separate: dict[loop.NestOp, list[loop.NestOp]] = {}
     made: list[tuple[list[loop.NestOp], loop.NestOp]] = []
     try:
         sums = _single_sums([reader for reader in readers if reader not in adding], storing, separate, sizes)
+        separate.update((reader, [nest]) for reader, one in placings.items() if (nest := place_sums(one, symbols)) is not None)
+        sums += [separate[reader][0] for reader in adding if reader in separate]
         if any(len(_places(reader, storing)[1]) != 1 for reader in sums):
             raise Refused("a sum needs weights of several places")
-        made += [([one.nest for one in group], place_weights(group, storing, symbols)) for group in placings]
-        for group in _groups(sums, storing):
+        groups = _groups(_in_order(sums), storing)
+        for reader in [reader for reader in adding if reader in separate]:
+            if (alone := [group for group in groups if group[0] is separate[reader][0] and len(group) == 1]):
+                groups.remove(alone[0])
+                loop.drop_nest(separate.pop(reader)[0])
+        placed = _placings([one for reader, one in placings.items() if reader not in separate])
+        made += [([one.nest for one in group], place_weights(group, storing, symbols)) for group in placed]
+        for group in groups:
+            if all(_is_of_rows(one, storing) for one in group):
+                raise Refused("weights are added up over rows, and no sum of products is of the same ones")
             made.append((group, _with_weights(group, storing, symbols)))
             info, product = as_weighed(made[-1][1], symbols)
             if product is None and summed_product(info) is not None:
@@ -75,8 +89,12 @@ def carry_weights(storing: loop.NestOp, readers: list[loop.NestOp], symbols: Ran
         loop.take_uses(reader.results, nests[-1].results)
     for group, new in made:
         loop.take_uses([r for nest in group for r in nest.results], new.results)
+    zeros = [nest for reader in adding if reader in separate for out in reader.outs if isinstance(nest := out.owner, loop.NestOp)]
     for op in (*dict.fromkeys((*readers, *(nest for group, _ in made for nest in group))), storing):
         loop.drop_nest(op)
+    for nest in zeros:
+        if not any(r.uses for r in nest.results):
+            loop.drop_nest(nest)
     return len(made)
 
 
@@ -99,14 +117,24 @@ def _single_sums(
     return found
 
 
+def _in_order(nests: list[loop.NestOp]) -> list[loop.NestOp]:
+    wanted = set(nests)
+    return [op for op in nests[0].parent.ops if op in wanted] if nests and nests[0].parent is not None else nests  # pyright: ignore[reportReturnType]
+
+
 def _groups(readers: list[loop.NestOp], storing: loop.NestOp) -> list[list[loop.NestOp]]:
     """Readers that are one nest with several sums: of the same loops, with weights at the same places. A program has the columns of all."""
     found: list[list[loop.NestOp]] = []
+    of_rows = {reader: _is_of_rows(reader, storing) for reader in readers}
     for reader in readers:
         for group in found:
-            sums = sum(len(_reduce_of(one).results) for one in (*group, reader))
-            columns = sums * (reader.loop_sizes[-1].value or MAX_WEIGHED_ELEMENTS)
-            if columns <= MAX_JOINED_COLUMNS and _places(reader, storing) == _places(group[0], storing) and _may_stand_at(reader, group[0]):
+            sums = [one for one in (*group, reader) if not of_rows[one]]
+            columns = sum(len(_reduce_of(one).results) * (one.loop_sizes[-1].value or MAX_WEIGHED_ELEMENTS) for one in sums)
+            first = next((one for one in group if of_rows[one] == of_rows[reader]), group[0])
+            skip = of_rows[first] != of_rows[reader]
+            places = [_places(one, storing, skip and not of_rows[one]) for one in (first, reader)]
+            fits = len(sums) < 2 or columns <= MAX_JOINED_COLUMNS
+            if fits and places[0] == places[1] and _may_stand_at(reader, group[0]):
                 group.append(reader)
                 break
         else:
@@ -127,15 +155,16 @@ def _placings(found: list[Placing]) -> list[list[Placing]]:
     return groups
 
 
-def _places(reader: loop.NestOp, storing: loop.NestOp) -> tuple[tuple[int, ...], frozenset[object]]:
-    """The sizes of a reader's loops, and what of these the loops of the nest of the weights are where it loads weights."""
-    reduce = _reduce_of(reader)
-    indices, sizes = [*reader.indices, *reduce.indices], [*reader.loop_sizes, *reduce.loop_sizes]
+def _places(reader: loop.NestOp, storing: loop.NestOp, by_row: bool = False) -> tuple[tuple[int, ...], frozenset[object]]:
+    """The sizes of a reader's loops, and what of these the loops of the nest of the weights are where it loads weights. `by_row`: without
+    its columns, which are the last loop."""
+    reduce, last = _reduce_of(reader), len(reader.indices) - by_row
+    indices, sizes = [*reader.indices[:last], *reduce.indices], [*reader.loop_sizes[:last], *reduce.loop_sizes]
     found: set[object] = set()
     for op in reduce.block.ops:
         store = final_store(op.source) if isinstance(op, loop.LoadOp) and op.source.owner is storing else None
         if isinstance(op, loop.LoadOp) and store is not None:
-            operands = tuple(indices.index(v) for v in op.index_operands)
+            operands = tuple(indices.index(v) if v in indices else None for v in op.index_operands)
             pairs = zip(store.index_map.results, op.index_map.results, strict=True)
             loops = list(storing.indices)
             found.add(frozenset((loops.index(store.index_operands[e.index]), at, operands) for e, at in pairs if isinstance(e, Dim)))
@@ -198,22 +227,43 @@ def _adds(load: loop.LoadOp) -> bool:
     return [op for op in nest.block.ops if isinstance(op, loop.LoopLike)] == [reduce] and set(reduce.kind_names) == {"sum"}
 
 
+def _adds_terms(load: loop.LoadOp) -> bool:
+    """Whether a load stands in a nest that adds up rows, or columns, of what depends on it."""
+    reduce = load.parent_op()
+    nest = None if reduce is None else reduce.parent_op()
+    if not isinstance(reduce, loop.ReduceOp) or not isinstance(nest, loop.NestOp) or not nest.results or len(reduce.indices) != 1:
+        return False
+    matrix = {load.index_operands[d.index] for e in load.index_map.results[-2:] for d in free_dims(e)}
+    alone = [op for op in nest.block.ops if isinstance(op, loop.LoopLike)] == [reduce] and set(reduce.kind_names) == {"sum"}
+    return alone and reduce.indices[0] in matrix
+
+
+READS = (_weighs, _adds, _adds_terms, is_placing)
+"""How a nest may read weights that it can compute."""
+
+
+def _is_of_rows(reader: loop.NestOp, storing: loop.NestOp) -> bool:
+    """Whether a nest of one sum adds up rows of weights, and has no columns."""
+    loads = [op for op in reader.walk() if isinstance(op, loop.LoadOp) and op.source.owner is storing]
+    return any(_adds_terms(op) and not _weighs(op) for op in loads)
+
+
 def _with_weights(readers: list[loop.NestOp], storing: loop.NestOp, symbols: RangeEnv) -> loop.NestOp:
     """A nest in front of readers, which does what all of them do, and computes what they read of another nest."""
-    first = readers[0]
+    first = max(readers, key=lambda one: len(one.indices))
     olds = [_reduce_of(reader) for reader in readers]
     nest = loop.NestOp.build_nest(first.loop_sizes, [out for reader in readers for out in reader.outs], first.location)
     nest.properties.update(first.properties)
     nest.attributes.update(first.attributes)
     assert first.parent is not None
-    first.parent.insert_op_before(nest, first)
+    first.parent.insert_op_before(nest, readers[0])
     types = [t for old in olds for t in old.result_types]
     made = loop.ReduceOp.build_reduce(list(olds[0].loop_sizes), ["sum"] * len(types), types)
     made.location = olds[0].location
     nest.block.add_op(made)
     writer, outs = TermWriter(nest, made, symbols), iter(nest.out_args)
     for reader, old in zip(readers, olds, strict=True):
-        arguments = [*nest.indices, *made.indices, *(next(outs) for _ in reader.outs)]
+        arguments = [*nest.indices[: len(reader.indices)], *made.indices, *(next(outs) for _ in reader.outs)]
         for before, after in zip([*reader.indices, *old.indices, *reader.out_args], arguments, strict=True):
             writer.values[before], after.name_hint = after, after.name_hint or before.name_hint
         for op in reader.block.ops:
@@ -233,10 +283,27 @@ def _with_weights(readers: list[loop.NestOp], storing: loop.NestOp, symbols: Ran
         for op in reader.block.ops:
             if op is not old and old.is_before_in_block(op):
                 writer.place(op, behind)
+                if isinstance(op, loop.StoreOp):
+                    _store_once(nest, len(reader.indices), behind)
     writer.finish()
     for op in reversed(list(made.block.ops)):
         _drop_unused(op)
     return nest
+
+
+def _store_once(nest: loop.NestOp, rows: int, behind: Cursor) -> None:
+    """Have the last operation, a store of a nest, be one of the first iterations of the loops behind so many."""
+    store = nest.block.last_op
+    assert isinstance(store, loop.StoreOp)
+    if rows == len(nest.indices):
+        return
+    store.detach()
+    first = [behind.compare("eq", behind.place(index_op(dim(0), [i])).results[0], behind.constant(0, INDEX)) for i in nest.indices[rows:]]
+    mask = first[0]
+    for one in first[1:]:
+        mask = behind.emit(arith.AndIOp, (mask, one), i1)
+    behind.place(loop.StoreOp.new(store.value, store.target, store.index_map, list(store.index_operands), mask=mask))
+    store.erase()
 
 
 def _drop_unused(op: Operation) -> None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import FloatAttr, ModuleOp, f32, f64, i1, i64
+from xdsl.dialects.builtin import ModuleOp, f32, f64, i1, i64
 from xdsl.ir import Operation, SSAValue
 
 from ....dialects import loop
@@ -37,7 +37,7 @@ from ...analysis.reduction_kinds import Cursor
 from ...analysis.symbols import symbol_facts
 from ...cost.library_cost import size
 from ...cost.machine import Gpu, machine_of
-from ...loop.fusion.placement import final_store
+from ...loop.fusion.placement import is_zeros
 from ...loop.transform.loop_rewrite import Place, clone_into
 from ...manager.pass_manager import Pass
 
@@ -111,7 +111,7 @@ class GpuGatherSums(Pass):
 
 def _scatter(nest: loop.NestOp) -> _Scatter | None:
     """A nest that adds up floats into zeros which nothing else reads, at places one dimension of which is computed."""
-    if len(nest.results) != 1 or not _is_zeros(nest.outs[0]) or len(list(nest.outs[0].uses)) != 1:
+    if len(nest.results) != 1 or not is_zeros(nest.outs[0]) or len(list(nest.outs[0].uses)) != 1:
         return None
     loops, body, stores = dict[SSAValue, Expr](), list[Operation](), list[loop.StoreOp]()
     block: Operation | None = nest
@@ -147,15 +147,6 @@ def _placed(nest: loop.NestOp, store: loop.StoreOp, loops: dict[SSAValue, Expr],
         return None
     found = _Scatter(nest, store, loops, body, kept, computed[0])
     return found if found.solved is not None or found.is_loaded else None
-
-
-def _is_zeros(tensor: SSAValue) -> bool:
-    """Whether a nest fills a tensor with zeros."""
-    nest = tensor.owner
-    stores = [op for op in nest.block.ops if not isinstance(op, arith.ConstantOp)] if isinstance(nest, loop.NestOp) else []
-    store = final_store(tensor) if len(stores) == 1 else None
-    number = store.value.owner.value if store is not None and isinstance(store.value.owner, arith.ConstantOp) else None
-    return isinstance(number, FloatAttr) and number.value.data == 0.0
 
 
 def _sums_ns(found: _Scatter, hints: Mapping[str, int], gpu: Gpu) -> float:

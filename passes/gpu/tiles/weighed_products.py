@@ -11,11 +11,11 @@ loops and values along none of them, the last one has the rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import i1
+from xdsl.dialects.builtin import f32, i1
 from xdsl.ir import Attribute, SSAValue
 
 from ....dialects import loop
@@ -56,6 +56,8 @@ class WeighedProduct:
     """The scores and the rows that are weighed; of weights without a softmax there may be several."""
     factor: SSAValue | None = None
     """What each weight of a softmax is multiplied by."""
+    row_sums: Mapping[int, SSAValue] = field(default_factory=dict)
+    """What is added up for each row beside the products, by number of the result."""
 
     @property
     def score(self) -> SSAValue:
@@ -74,7 +76,7 @@ def weighed_product(info: NestAccess) -> WeighedProduct | None:
     op = node.op
     if not isinstance(op, loop.ReduceOp) or len(node.loops) != 1 or not node.children:
         return None
-    pairs, factor = _weighed(info, op)
+    pairs, factor, row_sums = _weighed(info, op)
     (terms,) = node.loops
     is_softmax, varying = op.kind_names == ["softmax_dot"], Varying(info)
     kinds = [exact_types(v) for score, value in pairs for v in ((value,) if is_softmax else (score, value))]
@@ -91,9 +93,10 @@ def weighed_product(info: NestAccess) -> WeighedProduct | None:
         sides.append((rows[-1], columns[0]))
     if any(side != sides[0] for side in sides):
         return None
-    if factor is not None and sides[0][1].dim in varying.of_value(factor):
+    beside = [*row_sums.values(), *([] if factor is None else [factor])]
+    if any(sides[0][1].dim in varying.of_value(one) for one in beside):
         return None
-    found = WeighedProduct(*sides[0], terms, min(types, key=str), is_softmax, tuple(pairs), factor)
+    found = WeighedProduct(*sides[0], terms, min(types, key=str), is_softmax, tuple(pairs), factor, row_sums)
     scores = [child for child in node.children if not is_list(child)]
     short = all(_is_short(one, info) for one in (found.columns, *(c.loops[0] for c in scores if c.loops)))
     return found if scores and short and all(_is_score(info, child, found) for child in scores) else None
@@ -140,26 +143,32 @@ def _share_tables(info: NestAccess, found: WeighedProduct) -> bool:
     return all(rows not in free_dims(e) or block_of(e, rows) is not None for e, _ in terms)
 
 
-def _weighed(info: NestAccess, op: loop.ReduceOp) -> tuple[list[tuple[SSAValue, SSAValue]], SSAValue | None]:
-    """The scores, or the weights, and what a reduction weighs by them; none where it does something else. And what the weights are
-    multiplied by."""
+def _weighed(
+    info: NestAccess, op: loop.ReduceOp
+) -> tuple[list[tuple[SSAValue, SSAValue]], SSAValue | None, Mapping[int, SSAValue]]:
+    """The scores, or the weights, and what a reduction weighs by them; none where it does something else. What the weights are multiplied
+    by, and what is added up beside."""
     if op.kind_names == ["softmax_dot"]:
         score, value = op.yielded
         times = value.owner
         if isinstance(times, arith.MulfOp) and times.parent is op.block:
             sides = [(one, other) for one, other in (times.operands, times.operands[::-1]) if is_straight(info, one) and exact_types(one)]
-            return ([(score, sides[0][0])], sides[0][1]) if len(sides) == 1 else ([], None)
-        return [(score, value)], None
+            return ([(score, sides[0][0])], sides[0][1], {}) if len(sides) == 1 else ([], None, {})
+        return [(score, value)], None, {}
     found: list[tuple[SSAValue, SSAValue]] = []
-    for kind, term in zip(op.kind_names, op.yielded, strict=False):
+    row_sums: dict[int, SSAValue] = {}
+    for k, (kind, term) in enumerate(zip(op.kind_names, op.yielded, strict=False)):
         times = term.owner
-        if kind != "sum" or not isinstance(times, arith.MulfOp) or times.properties.get("fastmath") != loop.CONTRACTED:
-            return [], None
+        if kind != "sum" or term.type != f32:
+            return [], None, {}
+        if not isinstance(times, arith.MulfOp) or times.properties.get("fastmath") != loop.CONTRACTED:
+            row_sums[k] = term
+            continue
         pairs = [(one, other) for one, other in (times.operands, times.operands[::-1]) if not is_straight(info, one)]
         if len(pairs) != 1:
-            return [], None
+            return [], None, {}
         found += pairs
-    return found, None
+    return found, None, row_sums
 
 
 def _is_score(info: NestAccess, node: Node, product: WeighedProduct) -> bool:

@@ -20,6 +20,7 @@ from ....dialects.expr import ONE, Dim
 from ....dialects.expr.ranges import RangeEnv
 from ....dialects.nd.types import is_float
 from ....dialects.support.replace import erase_op
+from ...analysis.constants import constant_of
 from ..transform.loop_rewrite import Place, clone_into
 
 
@@ -40,6 +41,13 @@ def final_store(tensor: SSAValue) -> loop.StoreOp | None:
     last = stores[0] if len(stores) == 1 else stores[order.index([op for op in nest.block.ops if op in order][-1])]
     assert isinstance(last, loop.StoreOp)
     return last
+
+
+def is_zeros(tensor: SSAValue) -> bool:
+    """Whether a nest fills a tensor with zeros, and does nothing else."""
+    store, nest = final_store(tensor), tensor.owner
+    alone = isinstance(nest, loop.NestOp) and all(op is store or isinstance(op, arith.ConstantOp) for op in nest.block.ops)
+    return alone and store is not None and constant_of(store.value) == 0.0
 
 
 def covers(store: loop.StoreOp, nest: loop.NestOp) -> bool:

@@ -65,11 +65,19 @@ class WeighedRows:
 
 @dataclass(frozen=True)
 class SummedWeights:
-    """A sum of weights over dimensions in front of their rows and columns, or at places of each row, and what these are computed from."""
+    """A sum of weights over dimensions in front of their rows and columns, over the terms of each row, or at places of it, and what these
+    are computed from."""
 
     op: nd.ReduceOp | nd.ScatterOp
     scores: tuple[nd.MatmulOp, ...]
     beside: tuple[SSAValue, ...]
+    turned: bool
+    """Whether a row of the weights is a column of the scores."""
+
+    @property
+    def of_terms(self) -> bool:
+        """Whether it adds up the terms of rows: a kernel that weighs by these does so beside."""
+        return isinstance(self.op, nd.ReduceOp) and _adds_terms(self.op)
 
     def work(self, hints: Mapping[str, int], kind: Attribute) -> Weighing:
         """What its kernel does with factors of a type: each program has the products of a block in all batches that are added up."""
@@ -109,7 +117,8 @@ class CarriedWeights:
         yield from (_work(kernel, hints) for kernel in kernels)
         kind = tensor_type(self.scores[0].result).element_type
         placed = [one for one in self.summed if isinstance(one.op, nd.ScatterOp)]
-        yield from (one.work(hints, kind) for one in self.summed if one not in placed[1:])  # places of the same weights are one kernel's
+        own = [one for one in self.summed if one not in placed[1:] and not one.of_terms]  # places of the same weights are one kernel's
+        yield from (one.work(hints, kind) for one in own)
 
 
 def _work(kernel: Sequence[WeighedRows], hints: Mapping[str, int]) -> Weighing:
@@ -156,7 +165,7 @@ def carried_weights(products: Collection[nd.MatmulOp], symbols: RangeEnv, by_blo
     known = dict.fromkeys(products)
     done: set[Operation] = set()
     for op in known:
-        found = _group(op, known, symbols, done) if op not in done else None
+        found = _group(op, known, symbols, done, by_blocks=by_blocks) if op not in done else None
         if found is not None and (found.weighed or (by_blocks and len(found.scores) > 1)):
             yield found
 
@@ -205,7 +214,12 @@ class _Everything:
 
 
 def _group(
-    first: nd.MatmulOp, products: Collection[nd.MatmulOp], symbols: RangeEnv, done: set[Operation], others: list[Use] | None = None
+    first: nd.MatmulOp,
+    products: Collection[nd.MatmulOp],
+    symbols: RangeEnv,
+    done: set[Operation],
+    others: list[Use] | None = None,
+    by_blocks: bool = False,
 ) -> CarriedWeights | None:
     """All that is computed of a product, element by element, with what else it is computed from, if products take all of it as weights.
     `done` gets what was looked at: the answer is the same from each product among it, and none where the search meets what others have
@@ -227,7 +241,7 @@ def _group(
             uses = [use for use in uses if not isinstance(use.operation, ReturnOp)]
         users = [use.operation for use in uses]
         weighed.update((user, None) for user in users if isinstance(user, nd.MatmulOp))
-        added.update((user, None) for user in users if isinstance(user, nd.ReduceOp) and _adds_batches(user))
+        added.update((user, None) for user in users if isinstance(user, nd.ReduceOp) and (_adds_batches(user) or _adds_terms(user)))
         added.update((user, None) for user in users if isinstance(user, nd.ScatterOp) and _adds_in_rows(user, op.results[0]))
         follows = [user for user in users if not isinstance(user, nd.MatmulOp) and user not in added]
         if not all(isinstance(user, (PointwiseOp, *VIEWS)) and product(tensor_type(user.results[0]).dims) is numel for user in follows):
@@ -245,13 +259,34 @@ def _group(
     long += [tensor_type(one.op.result).dims[one.lengths()[1]] for one in found]
     if len(found) < len(rows) or any((hi := range_of(n, symbols).hi) is None or hi > MAX_WEIGHED_ELEMENTS for n in long):
         return None
-    return CarriedWeights(scores, found, tuple(_summed(op, inside) for op in added))
+    summed = tuple(_summed(op, inside) for op in added)
+    alone = not by_blocks and any(one.of_terms and not any(rows.turned == one.turned for rows in found) for one in summed)
+    if alone or _comes_back([op for op in added if isinstance(op, nd.ReduceOp) and _adds_terms(op)], {*inside, *weighed}):
+        return None
+    return CarriedWeights(scores, found, summed)
+
+
+def _comes_back(sums: Sequence[Operation], inside: Container[Operation]) -> bool:
+    """Whether something inside is computed of sums: the kernel that makes both would need its own result."""
+    worklist, seen = list(sums), set(sums)
+    while worklist:
+        users = {use.operation for r in worklist.pop().results for use in r.uses} - seen
+        if any(op in inside for op in users):
+            return True
+        seen |= users
+        worklist += users
+    return False
 
 
 def _adds_batches(op: nd.ReduceOp) -> bool:
     """Whether a reduction adds up matrices."""
     rank = tensor_type(op.input).rank
     return op.kind.data == "sum" and all(d < rank - 2 for d in op.dims.data)
+
+
+def _adds_terms(op: nd.ReduceOp) -> bool:
+    """Whether a reduction adds up the terms of each row."""
+    return op.kind.data == "sum" and list(op.dims.data) == [tensor_type(op.input).rank - 1]
 
 
 def _adds_in_rows(op: nd.ScatterOp, weights: SSAValue) -> bool:
@@ -264,7 +299,8 @@ def _adds_in_rows(op: nd.ScatterOp, weights: SSAValue) -> bool:
 
 def _summed(op: nd.ReduceOp | nd.ScatterOp, inside: Collection[Operation]) -> SummedWeights:
     turned, beside = _behind(op.input if isinstance(op, nd.ReduceOp) else op.source, inside, False)
-    return SummedWeights(op, tuple(o for v in turned if isinstance(o := v.owner, nd.MatmulOp) and o in inside), beside)
+    scores = tuple(o for v in turned if isinstance(o := v.owner, nd.MatmulOp) and o in inside)
+    return SummedWeights(op, scores, beside, any(turned[score.result] for score in scores))
 
 
 def _computed(value: SSAValue, numel: object) -> Operation | None:

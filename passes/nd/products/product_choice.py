@@ -37,6 +37,7 @@ from ...cost.held_numbers import held_numbers
 from ...cost.library_cost import bytes_of, size
 from ...cost.machine import Gpu
 from ...cost.machine.gpu import HALF_BYTES, VECTOR_BYTES
+from ..weighed.row_sums import sum_rows
 from .carried_scores import SHARED, CarriedScores, carried_scores, exact_factors
 from .carried_weights import CarriedWeights, carried_weights, give_own_weights, returned_weights, turn_products
 from .convolutions.nests import is_depthwise, no_product, no_windows, out_of_order, read_once, reads_elements, sizes_of
@@ -94,6 +95,7 @@ class ProductChooser:
 
     def choose(self, func: FuncOp) -> tuple[dict[Operation, Choice], list[Candidate]]:
         """What becomes of each product of a function, and the candidates of which blocks of columns are to be products of their own."""
+        sum_rows(func, 0, self.hints)
         self._give_own_scores(func)
         self._give_own_weights(func)
         self._share_batches(func)

@@ -43,7 +43,7 @@ from ..products.carried_weights import CarriedWeights, WeighedRows, carried_weig
 from ..products.shared_batches import share_batches
 from ..repeated_heads import without_repeats
 from .inserter import Inserter
-from .row_sums import sum_rows
+from .row_sums import multiply_by_ones, sum_rows
 from .terms import FREE, Dims, TermsFunction, four_dims, operands_first, swapped, swaps, without_views
 
 End = nd.MatmulOp | nd.ReduceOp | nd.ScatterOp
@@ -79,9 +79,12 @@ class NdWeighRows(Pass):
                     self._said(one, why)
             if len(products) > 1:
                 sum_rows(func, self.fewest, hints)
+                for group in _groups(func, symbols):
+                    for one in group.summed:
+                        if one.of_terms:
+                            multiply_by_ones(one.op)  # pyright: ignore[reportArgumentType]
                 _share_batches(func, symbols)
-            alive = [o for o in func.body.block.ops if isinstance(o, nd.MatmulOp)] if len(products) > 1 else []
-            for group in list(carried_weights(alive, symbols, by_blocks=True)) if alive else ():
+            for group in _groups(func, symbols) if len(products) > 1 else ():
                 self._said(group.scores[0], writer.sums(group))
             drop_dead(func.body.block)
 
@@ -90,6 +93,11 @@ class NdWeighRows(Pass):
             self.remark(op, f"scores are in memory: {why}", kind="missed")
         else:
             self.statistic("num-weighed")
+
+
+def _groups(func: FuncOp, symbols: RangeEnv) -> list[CarriedWeights]:
+    products = [op for op in func.body.block.ops if isinstance(op, nd.MatmulOp)]
+    return list(carried_weights(products, symbols, by_blocks=True))
 
 
 def _share_batches(func: FuncOp, symbols: RangeEnv) -> None:

@@ -1,7 +1,7 @@
 """Sums of weights over rows and terms, and at places of a table, as sums of each row, which calls of weighed rows make, and what adds these
 up.
 
-    %s = nd.reduce %w {sum, dims = [1, 2]}                       ->  nd.reduce (nd.matmul %w, %ones) {sum, dims = [1, 2]}
+    %s = nd.reduce %w {sum, dims = [1, 2]}                       ->  nd.reduce (nd.reduce %w {sum, dims = [2]}) {sum, dims = [1]}
     %t = nd.index_put %zeros, (nd.permute %w), %places {add}     ->  nd.permute (nd.reduce (nd.scatter %zeros, %places, %w) {sum, rows})
 
 So are the gradients of slopes and of tables of biases (ALiBi, T5). A sum over batches in front of one is part of it.
@@ -20,6 +20,7 @@ from ....dialects.expr import ONE, Expr, product
 from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.pointwise import OPS, CastOp
 from ....dialects.nd.types import TensorType, is_float, tensor_type
+from ....dialects.support.replace import erase_op
 from ...cost.library_cost import size
 from ..attention_masks import is_number
 from ..products.carried_scores import COMPUTED
@@ -46,8 +47,7 @@ def sum_rows(func: FuncOp, fewest: int, hints: Mapping[str, int]) -> None:
             value = new(CastOp.new((value,), t))
         value.name_hint = op.result.name_hint
         op.result.replace_all_uses_with(value)
-        op.detach()
-        op.erase()
+        erase_op(op)
 
 
 def _reduced(op: nd.ReduceOp) -> tuple[SSAValue, SSAValue | None] | None:
@@ -67,7 +67,7 @@ def _reduced(op: nd.ReduceOp) -> tuple[SSAValue, SSAValue | None] | None:
 
 def _placed(op: nd.IndexPutOp, hints: Mapping[str, int]) -> tuple[SSAValue, None] | None:
     """The weights that an operation adds to rows of zeros, fewer than there are terms, each to the row of its place among heads."""
-    base, permute = tensor_type(op.base), op.values.owner
+    base, permute = tensor_type(op.base), _before_casts(op.values).owner
     if op.mode.data != "add" or op.wrap is not None or list(op.dims.data) != [0] or base.rank != 2 or not is_number(op.base, 0.0):
         return None
     if not isinstance(permute, nd.PermuteOp) or list(permute.dims.data) != [1, 2, 0]:
@@ -76,6 +76,12 @@ def _placed(op: nd.IndexPutOp, hints: Mapping[str, int]) -> tuple[SSAValue, None
     weights = _unsummed(permute.input)
     same = _matrices(weights) == dims and tensor_type(op.indices[0]).dims == dims[1:] and base.dims[1] is dims[0]
     return (weights, None) if same and size(base.dims[0], hints) < size(dims[2], hints) else None
+
+
+def _before_casts(value: SSAValue) -> SSAValue:
+    while isinstance(value.owner, CastOp) and is_float(tensor_type(value.owner.input).element_type):
+        value = value.owner.input
+    return value
 
 
 def _unsummed(value: SSAValue) -> SSAValue:
@@ -139,9 +145,22 @@ def _sum(new: Inserter, weights: SSAValue, factor: SSAValue | None) -> SSAValue:
         given = tensor_type(own)
         own = new(nd.ReshapeOp.new((own,), given.with_dims(given.dims[-3:]))) if given.rank > 3 else own
         weights = new(OPS["mul"].create(operands=[weights, own], result_types=[t]))
-    ones = new(nd.FullOp.new((), t.with_dims((*t.dims[:-2], t.dims[-1], ONE)), value=FloatAttr(1.0, f32)))
-    rows = new(nd.MatmulOp.new((weights, ones), t.with_dims((*t.dims[:-1], ONE))))
-    return _over_batches(new, rows, (t.rank - 2, t.rank - 1))
+    return _added_up(new, _added_up(new, weights, *range(t.rank - 1)), t.rank - 3)
+
+
+def multiply_by_ones(op: nd.ReduceOp) -> None:
+    """Make a product by a column of ones of a sum over the last dimension: then it is one of those that weigh rows."""
+    new, t = Inserter(op), tensor_type(op.result)
+    weights = _wide(new, op.input)
+    wide = tensor_type(weights)
+    ones = new(nd.FullOp.new((), wide.with_dims((*wide.dims[:-2], wide.dims[-1], ONE)), value=FloatAttr(1.0, f32)))
+    value = new(nd.MatmulOp.new((weights, ones), wide.with_dims((*wide.dims[:-1], ONE))))
+    value = new(nd.ReshapeOp.new((value,), wide.with_dims(t.dims)))
+    if tensor_type(value) != t:
+        value = new(CastOp.new((value,), t))
+    value.name_hint = op.result.name_hint
+    op.result.replace_all_uses_with(value)
+    erase_op(op)
 
 
 def _table(new: Inserter, weights: SSAValue, op: nd.IndexPutOp) -> SSAValue:
@@ -153,13 +172,13 @@ def _table(new: Inserter, weights: SSAValue, op: nd.IndexPutOp) -> SSAValue:
     index = new(nd.ExpandOp.new((op.indices[0],), places.with_dims(t.dims)))
     properties = {"dim": IntsAttr.get((t.rank - 1,)), "mode": StringAttr("add")}
     rows = new(nd.ScatterOp.create(operands=[zeros, index, weights], result_types=[wide], properties=properties, attributes=op.attributes))
-    heads = _over_batches(new, rows, (t.rank - 2,))
+    heads = _added_up(new, rows, t.rank - 3, t.rank - 1)
     return new(nd.PermuteOp.new((heads,), tensor_type(heads).with_dims((count, t.dims[-3])), dims=IntsAttr.get((1, 0))))
 
 
-def _over_batches(new: Inserter, value: SSAValue, also: tuple[int, ...]) -> SSAValue:
-    """The sum over batches and other dimensions."""
+def _added_up(new: Inserter, value: SSAValue, *kept: int) -> SSAValue:
+    """The sum over all dimensions but `kept`."""
     t = tensor_type(value)
-    dims = (*range(t.rank - 3), *also)
-    kept = t.with_dims([n for d, n in enumerate(t.dims) if d not in dims])
-    return new(nd.ReduceOp.new((value,), kept, kind=StringAttr("sum"), dims=IntsAttr.get(dims)))
+    dims = [d for d in range(t.rank) if d not in kept]
+    result = t.with_dims([t.dims[d] for d in kept])
+    return new(nd.ReduceOp.new((value,), result, kind=StringAttr("sum"), dims=IntsAttr.get(dims)))

@@ -1,0 +1,58 @@
+"""Weights that are added up over rows, or at few places of them: gradients of slopes and of tables of buckets. No score is stored."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from ..test_gpu_attention_spellings import as_on_a_gpu, graphs_of, interpreted, step, stored  # noqa: F401
+
+BUCKETS = 7
+HEADS, WIDTH = 2, 16
+
+
+def distances(n):
+    return torch.arange(n) - torch.arange(n)[:, None]
+
+
+def slopes(q, k, v, table):
+    away = distances(q.shape[2])
+    scores = q @ k.mT * WIDTH**-0.5 + table[0, :, None, None] * away
+    return torch.softmax(scores.masked_fill(away > 0, -math.inf), -1).to(v.dtype) @ v
+
+
+def buckets(q, k, v, table):
+    places = distances(q.shape[2]).abs().clamp(max=BUCKETS - 1)
+    bias = torch.nn.functional.embedding(places, table).permute(2, 0, 1)
+    return torch.softmax(q @ k.mT * WIDTH**-0.5 + bias, -1).to(v.dtype) @ v
+
+
+def inputs(batch, n):
+    rng = torch.Generator().manual_seed(batch * n)
+    rows = [torch.randn(batch, HEADS, n, WIDTH, generator=rng).to(torch.bfloat16).requires_grad_() for _ in range(3)]
+    return [*rows, (torch.randn(BUCKETS, HEADS, generator=rng) * 0.1).requires_grad_()]
+
+
+SIZES = [(1, 20), *(pytest.param(*one, marks=pytest.mark.long) for one in ((2, 37), (1, 1), (3, 64)))]
+
+
+@pytest.mark.parametrize("function", [slopes, buckets])
+@pytest.mark.parametrize(("batch", "n"), SIZES)
+def test_numbers(function, batch, n, interpreted):  # noqa: F811
+    args = inputs(batch, n)
+    torch._dynamo.reset()
+    got = step(torch.compile(function, backend="stepwell", options={"cache": "off"}), args)
+    exact = step(function, [x.detach().double().requires_grad_() for x in args])
+    for a, b, want in zip(got, step(function, args), exact, strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        assert (a - want).norm() <= 1.2 * (b - want).norm() + 4e-3 * want.norm()
+
+
+@pytest.mark.parametrize("function", [slopes, buckets])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_no_scores_are_in_memory(function, batch, as_on_a_gpu):  # noqa: F811
+    n = 1024
+    for gm, args in graphs_of(function, inputs(batch, n)):
+        assert max(stored(gm, args)) < n * n / 4
