@@ -149,6 +149,7 @@ def import_graph(
     b.node, b.location = output, b.locate(output)
     results = _results(b, nodes, places, output_strides, border or Border())
     made = _assemble(b, name, numerics, inputs, attributes, results)
+    b.verify()
     if order:
         made.module.attributes[ORDER] = StringAttr(order)
     return made

@@ -17,6 +17,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from xdsl.dialects.builtin import FileLineColLoc, IntAttr, NameLoc, StringAttr, UnknownLoc
 from xdsl.ir import SSAValue
+from xdsl.utils.exceptions import VerifyException
 
 from ....errors import StepwellError
 from ...sympy_bridge import UnsupportedExpr
@@ -207,9 +208,20 @@ class Importer(NodeBuilder):
             place = self._places[trace] = user_place(trace)
         return NameLoc(StringAttr(node.name), place)
 
+    def verify(self) -> None:
+        """Raise for an operation that does not hold together: passes would take it, and results would be wrong."""
+        for op in self.block.ops:
+            try:
+                op.verify()
+            except VerifyException as error:
+                location = getattr(op, "location", None)
+                name, place = (location.desc.data, location.location) if isinstance(location, NameLoc) else ("", None)
+                failure = GraphImportError(f"node {name}: its rule wrote a wrong '{op.name}': {error}{_line(place)}")
+                failure.node = name
+                raise failure from error
+
     def _failure_text(self, node: Node, error: Exception) -> str:
-        place = user_place(node.meta.get("stack_trace"))
-        line = f"\n  at {place.filename.data}:{place.line.data}" if isinstance(place, FileLineColLoc) else ""
+        line = _line(user_place(node.meta.get("stack_trace")))
         args = ", ".join(_describe(a) for a in node.args)
         return f"importing node {node.name}, {node.target}({args}): {type(error).__name__}: {error}{line}"
 
@@ -234,6 +246,11 @@ def user_place(trace: str | None) -> Any:
         return UnknownLoc()
     file, line = next((f for f in reversed(frames) if not f[0].startswith(_TORCH_FOLDER)), frames[-1])
     return FileLineColLoc(StringAttr(file), IntAttr(int(line)), IntAttr(0))
+
+
+def _line(place: Any) -> str:
+    """The user's line as the end of a message."""
+    return f"\n  at {place.filename.data}:{place.line.data}" if isinstance(place, FileLineColLoc) else ""
 
 
 def _describe(arg: Any) -> str:

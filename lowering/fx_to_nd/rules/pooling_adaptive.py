@@ -255,7 +255,8 @@ def _fractional(spatial: int) -> Any:
             return NotImplemented
         outputs = b.sizes(b.val[0].shape)
         counts, dims = outputs[-spatial:], b.dims(x)
-        sizes, planes = dims[-spatial:], b.dims(samples)[:2]
+        sizes, planes = dims[-spatial:], (dims[0] if len(dims) > spatial + 1 else ONE, dims[-spatial - 1])
+        samples = b.slice_dim(samples, 0, 0, planes[0])  # torch takes numbers of more batches than there are
         rank = 2 + 2 * spatial
         places, starts = [], []
         for k in range(spatial):

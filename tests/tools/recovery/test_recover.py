@@ -92,6 +92,27 @@ def test_an_operator_that_fails_is_left_to_aten(monkeypatch, caplog):
     assert stepwell.counters["extern"] == 1 and stepwell.counters["graphs"] == 1 and stepwell.counters["ops"] == 5
 
 
+def test_an_operation_that_does_not_hold_together_is_found_where_it_is_written(monkeypatch, caplog):
+    """Passes would take it, and values would be wrong."""
+    from stepwell.lowering.fx_to_nd.core import registry
+
+    def wrong(b, x):
+        return b.reshape(b.full(0.0, b.dtype(x), (b.dims(x)[0],)), b.dims(x))
+
+    def fn(x):
+        return torch.erf(x * 2) + 1
+
+    find, erf = registry.find_rule, torch.ops.aten.erf.default
+    monkeypatch.setattr("stepwell.lowering.fx_to_nd.core.importer.find_rule", lambda t: wrong if t is erf else find(t))
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(compiled(fn)(x), fn(x))
+    (warning,) = warnings_of(caplog)
+    assert "erf (aten.erf.default) left to ATen" in warning.message
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=r"node erf: its rule wrote a wrong 'nd.reshape'(.|\n)*at .*test_recover.py:\d+"):
+        compiled(fn, options={"on_failure": "raise"})(x)
+
+
 def test_updates_and_views_of_inputs_survive(monkeypatch):
     broken(monkeypatch, "loop-to-mem")
 

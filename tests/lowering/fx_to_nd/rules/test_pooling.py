@@ -117,6 +117,16 @@ def test_fractional(check, spatial, dtype):
         assert not found.counts.extern
 
 
+@pytest.mark.parametrize("spatial", (2, 3))
+def test_fractional_with_numbers_of_more_batches(check, spatial):
+    torch.manual_seed(3)
+    pool = F.fractional_max_pool2d if spatial == 2 else F.fractional_max_pool3d
+    samples = torch.rand(3, 4, spatial)
+    for shape in ((2, 4), (4,)):
+        x = torch.randn(*shape, *(5, 6, 7)[:spatial])
+        check(lambda x: pool(x, 2, 3, return_indices=True, _random_samples=samples), x)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_unpooled_maxima_and_their_gradients(dynamic):
     torch._dynamo.reset()
