@@ -132,7 +132,7 @@ def _rewrite(nest: loop.NestOp, found: SoftmaxWeights, symbols: RangeEnv, column
     again = softmax_weights(made)
     assert again is not None
     try:
-        early = _early_readers(nest, leaving)
+        early = _early_readers(made, leaving)
         stores = _Writer(made, again, symbols).write(dict(zip(leaving, made.out_args[len(nest.outs) :], strict=True)))
         info, weighed = as_weighed(made, symbols)
         if weighed is None:
