@@ -24,7 +24,7 @@ from ....dialects.nd.types import tensor_type
 from ....dialects.support.replace import erase_op
 from ...analysis.reduction_kinds import Cursor
 from ...cost.contraction_price import MAX_JOINED_COLUMNS, MAX_WEIGHED_ELEMENTS
-from ...loop.fusion.placement import final_store, needed
+from ...loop.fusion.placement import final_store, needed, places_at
 from ...loop.transform.loop_rewrite import INDEX, index_op
 from ...loop.transform.nest_transform import Refused
 from ..tiles.summed_products import summed_product
@@ -134,7 +134,7 @@ def _groups(readers: list[loop.NestOp], storing: loop.NestOp) -> list[list[loop.
             skip = of_rows[first] != of_rows[reader]
             places = [_places(one, storing, skip and not of_rows[one]) for one in (first, reader)]
             fits = len(sums) < 2 or columns <= MAX_JOINED_COLUMNS
-            if fits and places[0] == places[1] and _may_stand_at(reader, group[0]):
+            if fits and places[0] == places[1] and _may_stand_at(reader, group):
                 group.append(reader)
                 break
         else:
@@ -147,7 +147,7 @@ def _placings(found: list[Placing]) -> list[list[Placing]]:
     groups: list[list[Placing]] = []
     for one in found:
         for group in groups:
-            if group[0].key == one.key and _may_stand_at(one.nest, group[0].nest):
+            if group[0].key == one.key and _may_stand_at(one.nest, [group[0].nest]):
                 group.append(one)
                 break
         else:
@@ -171,9 +171,12 @@ def _places(reader: loop.NestOp, storing: loop.NestOp, by_row: bool = False) -> 
     return tuple(map(id, sizes)), frozenset(found)
 
 
-def _may_stand_at(reader: loop.NestOp, first: loop.NestOp) -> bool:
-    """Whether all that a nest needs but the tensors that it makes is there at an earlier one; these are brought there."""
+def _may_stand_at(reader: loop.NestOp, group: list[loop.NestOp]) -> bool:
+    """Whether all that a nest needs, but the tensors that it makes and numbers of its own row that nests of the group make, is there at the
+    first of these; what is brought there is."""
+    first = group[0]
     needs = {v for op in reader.walk() for v in op.operands if isinstance(v.owner, Operation) and v.owner.parent is reader.parent}
+    needs -= {v for v in needs if v.owner in group and all(_of_own_row(op, reader) for op in _loads(v, reader))}
     outs = [op for v in reader.outs for op in _made_by_itself(v)]
     if any(not v.owner.is_before_in_block(first) for v in needs if isinstance(v.owner, Operation) and v.owner not in outs):
         return False
@@ -182,6 +185,23 @@ def _may_stand_at(reader: loop.NestOp, first: loop.NestOp) -> bool:
             op.detach()
             first.parent.insert_op_before(op, first)
     return True
+
+
+def _loads(tensor: SSAValue, reader: loop.NestOp) -> list[Operation]:
+    """The operations of a nest that need a tensor."""
+    return [op for op in reader.walk() if tensor in op.operands]
+
+
+def _of_own_row(op: Operation, reader: loop.NestOp) -> bool:
+    """Whether an operation loads, behind the sum of a nest, what another nest stores at the indices of its first loops."""
+    store = final_store(op.source) if isinstance(op, loop.LoadOp) and op.mask is None else None
+    if store is None or op.parent is not reader.block or not _reduce_of(reader).is_before_in_block(op):
+        return False
+    assert isinstance(op, loop.LoadOp)
+    places = places_at(store, op)
+    found = [places.get(index) for index in store.index_operands]
+    rows = [one[1][one[0].index] if one is not None and isinstance(one[0], Dim) else None for one in found]
+    return rows == list(reader.indices[: len(rows)])
 
 
 def _made_by_itself(out: SSAValue) -> list[Operation]:
@@ -281,7 +301,11 @@ def _with_weights(readers: list[loop.NestOp], storing: loop.NestOp, symbols: Ran
         writer.values[before], after.name_hint = after, before.name_hint
     for reader, old in zip(readers, olds, strict=True):
         for op in reader.block.ops:
-            if op is not old and old.is_before_in_block(op):
+            if isinstance(op, loop.LoadOp) and op.source.owner in readers:
+                store = final_store(op.source)
+                assert store is not None
+                writer.values[op.result] = writer.stored(store, behind)
+            elif op is not old and old.is_before_in_block(op):
                 writer.place(op, behind)
                 if isinstance(op, loop.StoreOp):
                     _store_once(nest, len(reader.indices), behind)

@@ -85,12 +85,13 @@ class TermWriter:
             self.place(one, self.body if self.varies(one) else self.row)
         return self.stored(store)
 
-    def stored(self, store: loop.StoreOp) -> SSAValue:
-        """What a load gives of what a store, whose value stands in the body, has written: rounded to the type in memory."""
+    def stored(self, store: loop.StoreOp, at: Cursor | None = None) -> SSAValue:
+        """What a load gives of what a store, whose value stands in the body or at `at`, has written: rounded to the type in memory."""
+        at = at or self.body
         value, kind = self.values.get(store.value, store.value), loop.element_type(store.target.type)
         rounded = isinstance(value.owner, arith.ExtFOp) and value.owner.input.type == kind
         if kind in LOW_PRECISION and value.type == f32 and not rounded:
-            value = self.body.emit(arith.ExtFOp, (self.body.emit(arith.TruncFOp, (value,), kind),), f32)
+            value = at.emit(arith.ExtFOp, (at.emit(arith.TruncFOp, (value,), kind),), f32)
         return value
 
     def finish(self) -> None:

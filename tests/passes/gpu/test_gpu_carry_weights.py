@@ -103,6 +103,12 @@ def decayed(q, k, v):
     return (products(q, k).float() * torch.where(ago >= 0, 0.9 ** ago.float(), 0)).to(v.dtype) @ v
 
 
+def exponentials(q, k, v):
+    """A softmax without the highest of a row."""
+    weights = torch.exp(products(q, k).float() / 8)
+    return (weights.to(v.dtype) @ v) / weights.sum(-1, keepdim=True)
+
+
 def layers(x, a, b, c, d):
     return F.linear(F.relu(F.linear(x, a, b)), c, d)
 
@@ -114,6 +120,8 @@ PROGRAMS = {
     "retention": (decayed, [Q, K, V]),
     "a gate": (lambda q, k, g, v: (F.silu(products(q, k)) * products(q, g)) @ v, [Q, K, K.flip(-2), V]),
     "weights on the right": (lambda q, k, v: v.mT @ F.relu(products(k, q)), [Q, K, V]),
+    "divided by their sums": (lambda q, k, v: ((w := F.relu(products(q, k))) @ v) / (w.sum(-1, keepdim=True) + 1), [Q, K, V]),
+    "exponentials by their sums": (exponentials, [Q, K, V]),
     "two layers": (layers, LAYERS),
     "three in a row": (lambda q, k, v, w: F.relu(F.relu(products(q, k)) @ v) @ w, [Q, K, V, numbers(2, 3, 40, 24)]),
 }
@@ -220,7 +228,7 @@ def test_forward_and_backward_in_one_graph_know_their_masks():
 
 REFUSED = {
     "the weights are a result": lambda q, k, v: (w := F.relu(products(q, k)), w @ v),
-    "their sums are needed": lambda q, k, v: ((w := F.relu(products(q, k))).sum(-1), w @ v),
+    "their highest are needed": lambda q, k, v: ((w := F.relu(products(q, k))).amax(-1), w @ v),
 }
 
 
