@@ -62,7 +62,8 @@ class TermWriter:
             self.numbers.append(number)
 
     def element(self, op: loop.LoadOp) -> SSAValue:
-        """The element that a load reads, computed in the body as its nest does."""
+        """The element that a load reads, computed in the body as its nest does. Only what says so is rounded, as between operations of one
+        nest: the backward pass, whose nests compute it again, then has the same."""
         nest, store = product_of(op), final_store(op.source)
         assert nest is not None and store is not None
         at = clone_into(op, self.values, self.places, self.symbols)
@@ -71,7 +72,7 @@ class TermWriter:
         for one in needed(store.value, (nest.block,)):
             self.place(one, self.body)
         at.erase()
-        return self.stored(store)
+        return self.values.get(store.value, store.value)
 
     def weight(self, op: loop.LoadOp) -> SSAValue:
         """The element that a load reads, computed: in front of the loop what is the same for all of its iterations."""
