@@ -25,6 +25,7 @@ running maximum and sum of "Self-attention does not need O(n^2) memory" (Rabe an
 from __future__ import annotations
 
 from ....passes.cost.nest_cost import SERIAL_NS
+from ..gemm.block import BLOCKS
 from ..gemm.convert import convert_rows
 from ..gemm.driver import as_module, run_slots, thunk
 from ..gemm.ir import Function, Value
@@ -127,8 +128,8 @@ def tile_vectors(shape: Shape) -> list[int]:
 
 
 def columns_function(symbol: str, shape: Shape) -> str:
-    """`<symbol>_columns`: a strip of rows times a panel of any number of columns up to the tile's width, by the
-    narrowest tile."""
+    """`<symbol>_columns`: a strip of rows times a panel of any number of columns up to the tile's width, by the narrowest tile. Terms are
+    added up as those of a product are (GemmBlocks.short_units)."""
     args = [("ptr", "a"), ("i64", "ars"), ("ptr", "b"), ("i64", "bs"), ("ptr", "init"), ("i64", "ild")]
     f = Function(f"{symbol}_columns", [*args, ("ptr", "c"), ("i64", "cld"), ("i64", "k"), ("i64", "n")])
     kernel = f"@{symbol}_tile{shape.isa.vectors}"
@@ -136,10 +137,12 @@ def columns_function(symbol: str, shape: Shape) -> str:
         fits = f.cmp("sle", "%n", vectors * shape.lanes)
         kernel = str(f.pick(fits, f"@{symbol}_tile{vectors}", kernel, "ptr"))
     rows = shape.isa.rows
-    f.do(
-        f"call void ({KERNEL_TYPES}) {kernel}(ptr %a, i64 %ars, i64 4, ptr %b, i64 %bs, ptr %init, i64 %ild, "
-        f"ptr %c, i64 %cld, i64 %k, i64 {rows}, i64 %n)"
-    )
+    with f.loop(0, f.max("%k", 1), BLOCKS.short_units) as part:
+        first, count = f.cmp("eq", part.i, 0), f.min(BLOCKS.short_units, f.sub("%k", part.i))
+        a, b = f.at("%a", f.mul(part.i, 4)), f.at("%b", f.mul(part.i, "%bs"))
+        init, ild = f.pick(first, "%init", "%c", "ptr"), f.pick(first, "%ild", "%cld")
+        args = f"ptr {a}, i64 %ars, i64 4, ptr {b}, i64 %bs, ptr {init}, i64 {ild}, ptr %c, i64 %cld, i64 {count}, i64 {rows}, i64 %n"
+        f.do(f"call void ({KERNEL_TYPES}) {kernel}({args})")
     return f.text()
 
 

@@ -42,14 +42,15 @@ BLOCK_TYPES = ", ".join(ty for ty, _ in BLOCK_ARGS)
 
 @dataclass(frozen=True)
 class GemmBlocks:
-    """How much of a product a thread has at once. `units`: the longest K block, in units of 4 bytes; `transposed_units` that of a
-    transposed A: short, so that the block of B is wide and A is packed less often; `columns`: the widest block. `unpacked_rows`: so many
+    """How much of a product a thread has at once. `units`: the longest K block, in units of 4 bytes; `short_units` that of
+    products whose results are as wide as their sums, which lose as little as the library's so, and of a transposed A: the block of B is
+    wide, and A is packed less often; `columns`: the widest block. `unpacked_rows`: so many
     rows of A do without packing B: stored [N, K], they are computed as dot products; stored [K, N], they read B in place; `in_place_rows`:
     the same of B stored [K, N] whose rows are no more than `near_bytes`, a page, apart. `dot_depth`, `dot_columns`: a block of dot
     products; `vector_columns`: of a single row."""
 
     units: int
-    transposed_units: int
+    short_units: int
     columns: int
     unpacked_rows: int
     in_place_rows: int
@@ -74,9 +75,10 @@ class BlockPlan:
         self.shape = shape = Shape(spec)
         isa = shape.isa
         self.row_grain = isa.rows
-        self.units_max = (BLOCKS.transposed_units if spec.trans_a else BLOCKS.units) * 4 // shape.acc_bytes
         self.group = 8 * isa.rows
         self.direct = spec.c_type == spec.acc and not spec.tile
+        short = spec.trans_a or (self.direct and spec.acc != "i32")
+        self.units_max = (BLOCKS.short_units if short else BLOCKS.units) * 4 // shape.acc_bytes
         masked = isa.masks and (min(shape.element, shape.b_element) >= 4 or isa.masks16)
         dot = (masked or isa.tail_copies) and not spec.trans_a
         self.special = ("dot" if dot else "") if spec.trans_b else "vector"
@@ -267,7 +269,7 @@ class _Block:
                 blocks = f.max(f.ceil_div("%depth", self._load_entry("dot_depths", "i64", self.m)), 1)
                 kc, nc = f.max(f.round_up(f.ceil_div("%depth", blocks), 64), 64), BLOCKS.dot_columns
             else:
-                kc, nc = f.max("%depth", 1), BLOCKS.vector_columns
+                kc, nc = self.kc_max, BLOCKS.vector_columns
             self.kc_max = f.pick(self.special, kc, self.kc_max)
             self.nc_max = f.pick(self.special, nc, self.nc_max)
         self.tile_ld = self.ldc if plan.direct else f.mul(self.nc_max, shape.acc_bytes)

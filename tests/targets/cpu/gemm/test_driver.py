@@ -354,3 +354,15 @@ def test_scratch_kept_by_the_module():
         torch.set_num_threads(torch.get_num_threads() - 1)
     for c in results:
         assert_near(c, exact, spec, 110, "kept scratch")
+
+
+@pytest.mark.parametrize("trans_a", [False, True])
+def test_long_sums_lose_little(trans_a):
+    """Ranges of terms are added up by themselves: one sum through all of them would lose twice as much."""
+    spec = GemmSpec("f32", trans_a=trans_a, isa=isa_for(target()).name)
+    rng = torch.Generator().manual_seed(0)
+    a, b = torch.randn(1024, 64, generator=rng), torch.randn(1024, 96, generator=rng)
+    a, c = a if trans_a else a.T.contiguous(), torch.empty(64, 96)
+    run(spec, a, b, c)
+    want = (a.T if trans_a else a).double() @ b.double()
+    assert (c - want).norm() < 3.2e-7 * want.norm()
