@@ -34,7 +34,7 @@ def share_batches(scores: Collection[nd.MatmulOp], weighed: Collection[nd.Matmul
     for op in (*scores, *weighed):
         region.add(op.result)
     region.grow()
-    batch = region.shared_batch(two)
+    batch = region.shared_batch(two) if region.is_aligned() else None
     if batch is None:
         return False
     region.rewrite(batch)
@@ -84,15 +84,26 @@ class _Region:
         count = product(batch)
         return cls(count, (count * rows * columns, count * rows, count * columns))
 
-    def add(self, value: SSAValue) -> bool:
-        """Take a value in, if its first dimensions are the batch; whether it is new."""
+    def add(self, value: SSAValue, tail: int | None = None) -> bool:
+        """Take a value in, if its first dimensions are the batch; whether it is new. `tail`: how many dimensions are behind these; others
+        may have as many elements by chance."""
         if value in self.prefixes:
             return False
         dims = tensor_type(value).dims
-        found = next((k for k in range(1, len(dims) + 1) if product(dims[:k]) is self.batch), None)
+        possible = range(1, len(dims) + 1) if tail is None else range(max(len(dims) - tail, 0), len(dims) - tail + 1)
+        found = next((k for k in possible if product(dims[:k]) is self.batch), None)
         if found is not None:
             self.prefixes[value] = found
         return found is not None
+
+    def tail(self, value: SSAValue) -> int:
+        """How many dimensions of a value are behind the batch."""
+        return tensor_type(value).rank - self.prefixes[value]
+
+    def is_aligned(self) -> bool:
+        """Whether operands of each operation on elements have as many dimensions behind the batch as its result."""
+        computed = [v for v in self.prefixes if isinstance(v.owner, PointwiseOp)]
+        return all(self.tail(v) == self.tail(x) for v in computed for x in v.owner.operands if x in self.prefixes)  # pyright: ignore[reportAttributeAccessIssue]
 
     def grow(self) -> None:
         """Take in all that is computed of values inside, and what they are computed of."""
@@ -103,7 +114,10 @@ class _Region:
             near = [use.operation for use in value.uses]
             near += [v.owner for v in op.operands] if isinstance(op, Operation) and not isinstance(op, nd.MatmulOp) else []
             for other in near:
-                if isinstance(other, Operation) and self._follows(other) and self.add(other.results[0]):
+                if not isinstance(other, Operation) or not self._follows(other):
+                    continue
+                by_element = other if value in other.operands else op
+                if self.add(other.results[0], self.tail(value) if isinstance(by_element, PointwiseOp) else None):
                     worklist.append(other.results[0])
 
     def _follows(self, op: Operation) -> bool:
