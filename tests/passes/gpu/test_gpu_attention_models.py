@@ -132,7 +132,7 @@ def inputs(model, batch=BATCH):
 
 CASES = [(model, trains) for model in (T5, Swin, Gemma2, Alibi, LearnedAlibi, Deberta) for trains in (True, False)]
 MODELS = list(dict.fromkeys(model for model, _ in CASES))
-ALONE = [pytest.param(m, marks=() if m in (T5, LearnedAlibi) else pytest.mark.long) for m in MODELS]
+ALONE = [pytest.param(m, marks=() if m is LearnedAlibi else pytest.mark.long) for m in MODELS]
 DYNAMIC = [pytest.param(m, t, marks=() if (m, t) == (T5, True) else pytest.mark.long) for m, t in CASES]
 
 

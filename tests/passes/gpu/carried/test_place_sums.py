@@ -35,7 +35,7 @@ def inputs(batch, n):
     return [*rows, (torch.randn(BUCKETS, HEADS, generator=rng) * 0.1).requires_grad_()]
 
 
-SIZES = [(1, 20), *(pytest.param(*one, marks=pytest.mark.long) for one in ((2, 37), (1, 1), (3, 64)))]
+SIZES = [pytest.param(*one, marks=pytest.mark.long) for one in ((1, 20), (2, 37), (1, 1))]
 
 
 @pytest.mark.parametrize("function", [slopes, buckets])
@@ -58,6 +58,7 @@ def test_no_scores_are_in_memory(function, batch, as_on_a_gpu):  # noqa: F811
         assert max(stored(gm, args)) < n * n / 4
 
 
+@pytest.mark.long
 def test_forward_and_backward_round_the_same_scores(interpreted):  # noqa: F811
     """A sum of scores and biases of 16 bits that one of them rounds and the other does not makes weights whose sum is not 1."""
     rng = torch.Generator().manual_seed(0)
