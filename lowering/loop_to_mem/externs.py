@@ -19,7 +19,7 @@ from .liveness import is_tensor
 from .lowering import Lowering, Storage
 
 WITH_OUT = frozenset(
-    f"aten.{name}.default" for name in ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "_int_mm")
+    f"aten.{name}.default" for name in ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "_int_mm", "_addmm_activation")
 )
 """Operators whose out variant computes in the destination (for most others it computes elsewhere and copies)."""
 

@@ -62,7 +62,8 @@ class Contraction:
     `held`: numbers of each element that a thread of the generated kernel keeps at once (held_numbers.py). Of a convolution, `windows`
     are the bytes of image and weight; `vector`: it is depthwise, and its channels are `batch`; `transposed`: it is transposed.
     `grouped`: it is a product for each group of rows or terms; of rows, each group has one of `matrices`, and blocks of rows begin with
-    a group, so that half of one is lost on the average."""
+    a group, so that half of one is lost on the average. `epilogue`: what stands behind, as GpuRates names it, where the library's call may
+    compute it as well."""
 
     rows: int
     columns: int
@@ -89,6 +90,7 @@ class Contraction:
     transposed: bool = False
     grouped: bool = False
     matrices: int = 1
+    epilogue: str = ""
 
     @property
     def flops(self) -> float:
@@ -207,9 +209,18 @@ def library_ns(work: Contraction, gpu: Gpu) -> float:
         total += stream_ns(work.sources + work.computed, gpu)
     if work.reordered:
         total += stream_ns(work.reordered, gpu)
-    if work.apart or work.follows:
-        total += stream_ns(work.result + work.beside + work.kept, gpu, start=not work.follows)
-    return total
+    if not work.apart and not work.follows:
+        return total
+    return min(total + stream_ns(work.result + work.beside + work.kept, gpu, start=not work.follows), epilogue_ns(work, gpu))
+
+
+def epilogue_ns(work: Contraction, gpu: Gpu) -> float:
+    """A call of the library that computes what stands behind as well; inf where it cannot, or nobody has measured it."""
+    share = gpu.rates.library.get(work.epilogue)
+    if share is None:
+        return inf
+    before = stream_ns(work.sources + work.computed, gpu) if work.computed else 0.0
+    return price(work, gpu).ns / share + before
 
 
 def generated_price(work: Contraction, gpu: Gpu) -> Price:

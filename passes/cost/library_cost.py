@@ -214,7 +214,7 @@ _ATTENTIONS = (
     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
 )  # fmt: skip
 _RULES: dict[str, Callable[[Sequence[Sizes], Sequence[Sizes]], float]] = {
-    **dict.fromkeys(("mm", "bmm", "matmul", "_int_mm", "addmm", "baddbmm", "addbmm"), _product),
+    **dict.fromkeys(("mm", "bmm", "matmul", "_int_mm", "addmm", "baddbmm", "addbmm", "_addmm_activation"), _product),
     **dict.fromkeys(("convolution", "_convolution", "conv2d", "conv1d", "conv3d", "mkldnn_convolution"), _convolution),
     "convolution_backward": _convolution_backward,
     **{name: _attention for name in _ATTENTIONS},

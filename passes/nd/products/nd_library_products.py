@@ -1,6 +1,7 @@
 """nd-library-products: matrix products and convolutions of a GPU as calls of the library.
 
     %p = nd.matmul %a, %b ; %y = nd.add %p, %bias     ->   aten.addmm(%bias, %a, %b), where nothing else needs the product
+    %z = nd.relu %y           (cheaper so)            ->   aten._addmm_activation(%bias, %a, %b): see library_epilogues
     %p = nd.matmul %a, %b   (rank over 2)             ->   aten.bmm of the operands with one batch dimension
     %p = nd.matmul %a, %b   (tiny)                    ->   nd.mul ; nd.reduce, a kernel of ours: a call costs the host more than that
     %p = nd.matmul %a, %b   (N x 3 times 3 x 3)       ->   the same: a call would take times as long as reading and writing
@@ -33,7 +34,7 @@ from ....dialects import nd
 from ....dialects.expr import ONE, as_expr, product
 from ....dialects.machine import has_fixed_order, has_library
 from ....dialects.nd.base import ExprsAttr
-from ....dialects.nd.pointwise import OPS
+from ....dialects.nd.pointwise import OPS, CastOp
 from ....dialects.nd.types import FLOATS, tensor_type
 from ....dialects.support.replace import erase_op
 from ...analysis.schedule_attrs import CARRIED, int_attr
@@ -50,12 +51,13 @@ from .convolutions.phases import as_phases
 from .factor_types import FactorTypes
 from .grouped_products import as_grouped_terms
 from .joined_factors import as_selection, selected_factors, terms_by_part
+from .library_epilogues import Activation, biased, product_and_bias
 from .nd_small_convolutions import as_windows, without_library
 from .nd_small_products import EXACT, as_terms, with_bias
 from .ordered_products import ordered_product
 from .ordered_rows import widen_rows
 from .pixel_products import convolution_as_product, gradients_as_products
-from .product_choice import Candidate, Choice, ProductChooser, product_and_bias
+from .product_choice import Candidate, Choice, ProductChooser
 from .product_padding import PART_BYTES, padded_product, product_call
 from .scaled_products import ScaledProduct, block_terms, scaled_product
 
@@ -85,19 +87,12 @@ def as_call(rw: Rewriter, op: nd.MatmulOp, part: int) -> SSAValue | None:
     """A product as aten.mm or aten.bmm. `part`: see `padded_product`."""
     t = tensor_type(op.result)
     if t.rank == 2:
-        return None if _awaits_bias(op) else padded_product(rw, op.lhs, op.rhs, None, t, part) or product_call(rw, op.operands, t)
+        return None if biased(op) is not None else padded_product(rw, op.lhs, op.rhs, None, t, part) or product_call(rw, op.operands, t)
     flat = [_flat(rw, x) for x in (op.lhs, op.rhs)]
     batch, rows, depth = tensor_type(flat[0]).dims
     columns = t.dims[-1]
     made = product_call(rw, flat, t.with_dims((batch, rows, columns)))
     return made if t.rank == 3 else rw.new(nd.ReshapeOp.new((made,), t))
-
-
-def _awaits_bias(op: nd.MatmulOp) -> bool:
-    """Whether the addition that comes next takes the product over."""
-    adds = [use.operation for use in op.result.uses if isinstance(use.operation, OPS["add"])]
-    pair = product_and_bias(adds[0]) if adds else None
-    return pair is not None and pair[0] is op
 
 
 def _flat(rw: Rewriter, x: SSAValue) -> SSAValue:
@@ -190,6 +185,7 @@ class NdLibraryProducts(Pass):
         everything, ordered = not has_library(op), has_fixed_order(op)
         chooser = ProductChooser(machine_of(op, Gpu), hints, symbols, "never" if everything else self.library, types, scaled)
         chosen: dict[Operation, Choice] = {}
+        activations: dict[Operation, Activation] = {}
         joined: set[Operation] = set()
         carrying: set[Operation] = set()
 
@@ -228,11 +224,17 @@ class NdLibraryProducts(Pass):
             op, bias = pair
             t = tensor_type(op.result)
             made = own_kernel(rw, op, bias)
+            if made is None and op in chosen and chosen[op].activation is not None:
+                return None  # its call is made for what stands behind
             return made or padded_product(rw, op.lhs, op.rhs, bias, t, self.part) or product_call(rw, (bias, op.lhs, op.rhs), t)
+
+        def library_epilogue(rw: Rewriter, found: Operation) -> SSAValue | None:
+            one = activations.get(found)
+            return None if one is None or biased(one.product) is None else one.call(rw)  # else it is a kernel of ours
 
         def own_product(rw: Rewriter, found: Operation) -> SSAValue | None:
             assert isinstance(found, nd.MatmulOp)
-            return None if _awaits_bias(found) else own_kernel(rw, found)
+            return None if biased(found) is not None else own_kernel(rw, found)
 
         def library_product(rw: Rewriter, found: Operation) -> SSAValue | None:
             return as_call(rw, found, self.part) if isinstance(found, nd.MatmulOp) and not everything else None
@@ -288,16 +290,18 @@ class NdLibraryProducts(Pass):
                     del scaled[one.product]
                     self.remark(one.as_call(), str(found.pop(one.product)), "missed")
             chosen = {**found, **_parted(parted, found)}
+            activations = {one.activation.last: one.activation for one in found.values() if one.activation is not None}
             joined = selected_factors(o for o in func.body.block.ops if isinstance(o, nd.MatmulOp) and o in chosen and chosen[o].generated)
             rules = {
                 OPS["add"]: [biased_product], nd.MatmulOp: [own_product, library_product], nd.CatOp: [joined_factor],
                 nd.ConvOp: [own_convolution, convolution_bias, pixel_product], nd.ExternOp: [grouped_product, pixel_product],
+                CastOp: [library_epilogue], OPS["relu"]: [library_epilogue],
             }  # fmt: skip
             rewriter = Rewriter(func, rules, symbols)  # pyright: ignore[reportArgumentType]
             carrying.clear()
             rewriter.run()
             if carrying:
                 func.attributes[CARRIED] = int_attr(len(carrying))
-            named = (biased_product, own_product, library_product, joined_factor, own_convolution, convolution_bias)
+            named = (library_epilogue, biased_product, own_product, library_product, joined_factor, own_convolution, convolution_bias)
             for rule in (*named, grouped_product, pixel_product):
                 self.statistic(rule.__name__.replace("_", "-"), rewriter.changed.get(rule.__name__, 0))

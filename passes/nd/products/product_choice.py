@@ -25,6 +25,7 @@ from ....dialects.nd.types import I32_MAX, element_bytes, tensor_type
 from ...cost.contraction_price import (
     MAX_SKINNY_ROWS,
     Contraction,
+    epilogue_ns,
     generated_ns,
     generated_price,
     is_few,
@@ -45,6 +46,7 @@ from .convolutions.phases import lies_across, phases_are_whole, transposed_sizes
 from .factor_types import HALVES, WIDE, FactorTypes
 from .grouped_products import GroupedProduct
 from .joined_factors import joined_factor
+from .library_epilogues import Activation, activation_behind, biased, product_and_bias
 from .own_scores import give_own_scores
 from .scaled_products import ScaledProduct
 from .shared_batches import share_batches
@@ -63,6 +65,8 @@ class Candidate:
     ops: tuple[nd.MatmulOp, ...] | tuple[nd.ConvOp] | tuple[nd.ExternOp]
     work: Contraction
     parts: tuple[nd.SliceOp, ...] = ()
+    activation: Activation | None = None
+    """All that stands behind a product, where the library's call may compute it as well."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,8 @@ class Choice:
     generated_ns: float = 0.0
     carries_scores: bool = False
     """Whether it is to keep the scores that weigh its terms on chip, which a later pass does."""
+    activation: Activation | None = None
+    """What the library's call computes as well."""
 
     def __str__(self) -> str:
         prices = f" (library {self.library_ns / 1e3:.4g} us, generated {self.generated_ns / 1e3:.4g} us)" if self.generated_ns else ""
@@ -104,7 +110,7 @@ class ProductChooser:
         works: dict[Operation, Contraction] = {}
         for one in candidates(func, self.gpu, self.hints, self.symbols, self.scaled, self.types):
             for op in one.ops:
-                found[op] = self.choice(one, op)
+                found[op] = self._with_activation(one, self.choice(one, op))
                 works[op] = one.work if len(one.ops) == 1 and not one.parts else replace(one.work, sums=1)
             if one.parts and found[one.ops[0]].generated:
                 parted.append(one)
@@ -227,6 +233,12 @@ class ProductChooser:
             return Choice(False, f"a size may be at most {MAX_SKINNY_ROWS}, or more: no tile is good at both", *prices)
         return Choice(prices[1] <= prices[0], "by price" + self._narrowed(one.work), *prices)
 
+    def _with_activation(self, one: Candidate, choice: Choice) -> Choice:
+        """A choice, with the activation that the library's call computes as well where that is cheaper than a kernel behind the call."""
+        if choice.generated or one.activation is None or epilogue_ns(one.work, self.gpu) > library_ns(one.work, self.gpu):
+            return choice
+        return replace(choice, reason=f"{choice.reason}, and {one.activation.name} with it", activation=one.activation)
+
     def _not_measured(self, op: nd.MatmulOp | nd.ConvOp | nd.ExternOp, work: Contraction) -> str:
         """What a product of a wide type is one of, if it is not known what such kernels reach; "" if it is known."""
         if isinstance(op, nd.ConvOp):
@@ -314,7 +326,12 @@ def candidates(
             region.add(_result(partner, scaled))
         done.update((op, *partners))
         taken.update(region.behind)
-        yield Candidate((op, *partners), _work((op, *partners), region, len(parts), hints, types, scaled.get(op)), parts)
+        work = _work((op, *partners), region, len(parts), hints, types, scaled.get(op))
+        activation = None if partners or parts or op in scaled else activation_behind(op)
+        if activation is None or region.computed() - set(activation.ops) or any(_rows_are_odd(x) for x in op.operands):
+            yield Candidate((op, *partners), work, parts)
+        else:
+            yield Candidate((op,), replace(work, epilogue=activation.name), activation=activation)
     for one in _convolutions(func):
         if not cannot(one, gpu, symbols):
             region = _Region([one.result], taken, results)
@@ -327,18 +344,6 @@ def candidates(
             t = tensor_type(one.results[0])
             work = found.work(rate_name(t.element_type), element_bytes(t.element_type), hints)
             yield Candidate((one,), _with_neighbours(work, region, hints))
-
-
-def product_and_bias(op: Operation) -> tuple[nd.MatmulOp, SSAValue] | None:
-    """The product and the vector over its columns that an addition adds, where nothing else needs the product."""
-    for k, value in enumerate(op.operands):
-        found, bias = value.owner, op.operands[1 - k]
-        if not isinstance(found, nd.MatmulOp) or len(list(value.uses)) != 1:
-            continue
-        t, b = tensor_type(value), tensor_type(bias)
-        if t.rank == 2 and b.rank == 1 and b.dims[0] is t.dims[1] and b.element_type == t.element_type and b.device == t.device:
-            return found, bias
-    return None
 
 
 def equal_columns(op: nd.MatmulOp) -> tuple[nd.SliceOp, ...]:
@@ -378,9 +383,8 @@ def _result(op: nd.MatmulOp, scaled: Mapping[Operation, ScaledProduct]) -> SSAVa
     """What the library's call gives: a product, with its scales and its bias."""
     if op in scaled:
         return scaled[op].result
-    adds = [use.operation for use in op.result.uses if isinstance(use.operation, OPS["add"])]
-    pair = product_and_bias(adds[0]) if adds else None
-    return adds[0].results[0] if pair is not None and pair[0] is op else op.result
+    add = biased(op)
+    return op.result if add is None else add.results[0]
 
 
 def _flops(op: nd.MatmulOp, hints: Mapping[str, int]) -> int:
@@ -473,9 +477,9 @@ class _Region:
         """The results, and what is computed of them."""
         return [*self.sources, *(op.results[0] for op in self.behind)]
 
-    def computes(self) -> bool:
-        """Whether there is anything behind but views."""
-        return any(isinstance(op, PointwiseOp) for op in self.behind)
+    def computed(self) -> set[Operation]:
+        """What stands behind but for views."""
+        return {op for op in self.behind if isinstance(op, PointwiseOp)}
 
 
 def _same_elements(value: SSAValue) -> list[Use]:
@@ -592,7 +596,7 @@ def _with_neighbours(bare: Contraction, region: _Region, hints: Mapping[str, int
         later += moved if read and value.owner not in others else 0
     return replace(
         bare, stored=float(stored), kept=float(kept), beside=float(sum(bytes_of(_loaded(v), hints) for v in loaded)), later=float(later),
-        follows=later > 0, apart=region.computes(), held=_held(region, others),
+        follows=later > 0, apart=bool(region.computed()), held=_held(region, others),
     )  # fmt: skip
 
 
