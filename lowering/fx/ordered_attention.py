@@ -39,7 +39,8 @@ def attention(
         return None
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
-    scores = (query.float() @ key.float().transpose(-2, -1)) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    products = _NarrowGradient.apply(query.float() @ key.float().transpose(-2, -1), query.dtype)
+    scores = products * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if is_causal:
         rows, terms = (torch.arange(x.shape[-2], device=query.device) for x in (query, key))
         attn_mask = terms <= rows[:, None]
@@ -49,6 +50,20 @@ def attention(
         scores = scores + attn_mask.float()
     weights = torch.ops.aten._safe_softmax(scores, -1)
     return (weights.to(value.dtype).float() @ value.float()).to(value.dtype)
+
+
+class _NarrowGradient(torch.autograd.Function):
+    """Scores as they are, whose gradient has 16 bits: it is a factor of products again. So has that of the library's attention."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+        ctx.kind = kind
+        return scores.view_as(scores)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (gradient,) = gradients
+        return gradient.to(ctx.kind).to(gradient.dtype), None
 
 
 class _Attention(TorchFunctionMode):

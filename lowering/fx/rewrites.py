@@ -26,6 +26,7 @@ class Setting:
     """What rewrites hang on.
 
     eager_numerics, random_from_eager, deterministic: results are to be eager's, bit by bit; random numbers, too; and the same in each run.
+    ordered: each sum has an order of its own, and operators round as eager's, whose sums are others.
     left_out: names of passes and rewrites that do not run. own_partition: whether stepwell parts the joint graph. left_to_aten: operators
     that stay calls. trains: whether the graph has a backward part or belongs to one that has. takes_heads: whether a device's kernels for
     attention take heads of some sizes only."""
@@ -33,6 +34,7 @@ class Setting:
     eager_numerics: bool = False
     random_from_eager: bool = False
     deterministic: bool = False
+    ordered: bool = False
     left_out: Collection[str] = ()
     own_partition: bool = True
     left_to_aten: Collection[str] = ()

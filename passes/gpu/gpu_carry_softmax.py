@@ -43,7 +43,7 @@ from ..loop.transform.loop_rewrite import INDEX, clone_into, index_op
 from ..loop.transform.nest_transform import Refused
 from ..manager.pass_manager import Pass
 from .carried.mask_nests import compute_masks
-from .carried.product_weights import carry_weights, stored_weights
+from .carried.product_weights import NO_UNIT, carry_weights, stored_weights
 from .carried.row_numbers import compute_where_read
 from .carried.softmax_weights import SoftmaxWeights, same_row, softmax_weights, yielded
 from .carried.term_writer import TermWriter, needed, product_of
@@ -72,9 +72,8 @@ class GpuCarrySoftmax(Pass):
             return
         for func, number in zip(funcs, wanted, strict=True):
             self._carry_scores(func, number.value.data if isinstance(number, IntegerAttr) else 0, symbols)
-        if has_fixed_order(op):
-            return  # sizes decide which weights are carried
-        self._carry_weights([n for n in op.walk() if isinstance(n, loop.NestOp) and n.results], symbols, Sizes(hints))
+        nests = [n for n in op.walk() if isinstance(n, loop.NestOp) and n.results]
+        self._carry_weights(nests, symbols, Sizes(hints), machine_of(op, Gpu) if has_fixed_order(op) else None)
 
     def _carry_scores(self, func: FuncOp, wanted: int, symbols: RangeEnv) -> None:
         """Attention of a function; a remark says where the nests of products that were chosen for it (`wanted`) have no such form."""
@@ -94,9 +93,9 @@ class GpuCarrySoftmax(Pass):
             lost = f"scores are in memory though products were chosen to keep them on chip ({wanted - seen})"
             self.remark(func, f"{lost}: {why}", kind="missed")
 
-    def _carry_weights(self, nests: list[loop.NestOp], symbols: RangeEnv, sizes: Sizes) -> None:
-        """Weights that are no softmax. Some may be carried only when those are that are computed from them: a round carries some, or is the
-        last one."""
+    def _carry_weights(self, nests: list[loop.NestOp], symbols: RangeEnv, sizes: Sizes, in_order: Gpu | None) -> None:
+        """Weights that are no softmax; `in_order`: see `_rewrite`. Some may be carried only when those are that are computed from them: a
+        round carries some, or is the last one."""
         carried, refused = True, dict[loop.NestOp, str]()
         while carried:
             carried, refused = False, {}
@@ -104,7 +103,7 @@ class GpuCarrySoftmax(Pass):
                 if not (readers := stored_weights(nest)):
                     continue
                 try:
-                    count = carry_weights(nest, readers, symbols, sizes, self.columns)
+                    count = carry_weights(nest, readers, symbols, sizes, self.columns, in_order)
                 except Refused as why:
                     refused[nest] = str(why)
                     continue
@@ -138,7 +137,7 @@ def _rewrite(nest: loop.NestOp, found: SoftmaxWeights, symbols: RangeEnv, column
         if weighed is None:
             raise Refused("the nest would be no product of weights, which vary along one of its loops, by rows along another")
         if in_order is not None and not unit_of(info, in_order):
-            raise Refused("no unit would add up all its products in an order of their own")
+            raise Refused(NO_UNIT)
         size = weighed.columns.size.value
         if size is not None and size > columns:
             raise Refused(f"{size} columns, the most are {columns}")

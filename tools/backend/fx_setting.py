@@ -13,6 +13,7 @@ def setting_of(options: Options, *, trains: bool = False) -> Setting:
     return Setting(
         eager_numerics=options.rounding == "eager",
         random_from_eager=options.fallback_random,
+        ordered=options.batch_invariant,
         deterministic=bool(options.order) or torch.are_deterministic_algorithms_enabled(),
         left_out=frozenset(options.disable_passes),
         own_partition=options.partitioner is None,

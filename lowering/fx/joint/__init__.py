@@ -12,10 +12,11 @@ if TYPE_CHECKING:
 
 
 def _kernels(s: Setting) -> Kernels:
-    """Which scores of attention backward computes again: on a CPU `nd-weigh-rows` makes the kernels."""
+    """Which scores of attention backward computes again: with eager's numerics the CPU has no kernels for them."""
     from .repeated_scores import kernels_for
 
-    return partial(kernels_for, left=("cpu",) if s.eager_numerics or "nd-weigh-rows" in s.left_out else ())
+    left = {*s.left_out, *(("nd-weigh-rows",) if s.eager_numerics else ())}
+    return partial(kernels_for, left=left, any_size=s.ordered)
 
 
 REWRITES = (
@@ -31,7 +32,7 @@ REWRITES = (
     ),
     FxRewrite(
         "shorten-row-sums", "joint.softmax_row_sums:shorten_row_sums", "gradients of attention sum over rows of its result",
-        lambda s: not s.eager_numerics, lambda s: (_kernels(s),), counter="short_row_sums",
+        lambda s: s.ordered or not s.eager_numerics, lambda s: (_kernels(s),), counter="short_row_sums",
     ),
     FxRewrite(
         "gradients-in-forward", "joint.loss_gradients:gradients_in_forward",

@@ -62,7 +62,23 @@ def is_product(node: Node, scores: Node, kernels: Kernels) -> bool:
 
 def _is_taken(node: Node, scores: Node, kernels: Kernels) -> bool:
     known = kernels(value_of(scores))
-    return known is not None and value_of(node).dtype in known.types
+    return known is not None and ({value_of(node).dtype, _exact_type(node)} & {*known.types}) != set()
+
+
+def _exact_type(node: Node) -> torch.dtype | None:
+    """The type that both factors of a product were cast from; None where one was not, or they have no common one."""
+    types = {_cast_type(one) for one in node.args[-2:] if isinstance(one, Node)}
+    return types.pop() if len(types) == 1 else None
+
+
+def _cast_type(node: Node) -> torch.dtype | None:
+    """The type that a tensor, or what it is a view or a copy of, was cast from; None where it was not."""
+    while node.target in VIEWS or node.target in _COPIES:
+        given = node.all_input_nodes[0]
+        if value_of(given).dtype is not value_of(node).dtype:
+            return value_of(given).dtype
+        node = given
+    return None
 
 
 def _attention(power: Node, backward: Collection[Node], by_element: Callable[[Node], bool], kernels: Kernels) -> set[Node] | None:
@@ -148,10 +164,12 @@ def _is_tensor(node: Node) -> bool:
 
 
 def _reshaped(operands: Iterable[Node], backward: Collection[Node]) -> set[Node]:
-    """Views of what products take that have all of its elements: repeated, too, they leave the batches of products to be seen."""
+    """Views of what products take that have all of its elements, and wider types of them: repeated, too, they leave the batches of products
+    to be seen, and what is saved is the narrow one."""
 
     def is_view(node: Node) -> bool:
-        return node.target in _RESHAPES and node not in backward and "recompute" not in node.meta
+        same = node.target in _RESHAPES or (_cast_type(node) or torch.float64).itemsize < value_of(node).dtype.itemsize
+        return same and node not in backward and "recompute" not in node.meta
 
     found = _closure(operands, lambda node: (n for n in (*node.all_input_nodes[: is_view(node)], *node.users) if is_view(n)))
     return set(filter(is_view, found))

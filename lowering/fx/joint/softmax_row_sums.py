@@ -49,7 +49,8 @@ def shorten_row_sums(gm: GraphModule, kernels: Kernels = kernels_for) -> int:
         product, weights, rows, factors = found
         with gm.graph.inserting_before(node):
             w = Writer(node)
-            result = _known(weights, rows) or w(PRODUCTS[value_of(weights).dim() - 2], weights, rows)
+            known = _known(weights, rows)
+            result = _rounded(w, known) if known else w(PRODUCTS[value_of(weights).dim() - 2], weights, rows)
             sums = w(aten.sum.dim_IntList, w(aten.mul.Tensor, w.wide(product.all_input_nodes[0]), w.wide(result)), [-1], True)
             sums = w(aten.view.default, sums, [*w.sizes(y)[:-1], 1])
             if all(_goes_with(factor, t) for factor in factors):
@@ -120,6 +121,16 @@ def _weights(x: Node, y: Node, factors: tuple[Any, ...] = ()) -> Iterator[tuple[
             yield from _weights(user, y, factors)
         elif user.target is aten.mul.Tensor and x in user.args and _has_all(user, y):
             yield from _weights(user, y, (*factors, user.args[user.args[0] is x]))
+
+
+def _rounded(w: Writer, product: Node) -> Node:
+    """A product in the type that the program gives it at once, if that is another one."""
+    node = product
+    while len(node.users) == 1 and (user := next(iter(node.users))).target in (aten.view.default, aten._unsafe_view.default, *_CASTS):
+        if user.target in _CASTS:
+            return w(aten.view.default, user, w.sizes(product))
+        node = user
+    return product
 
 
 def _known(weights: Node, rows: Node) -> Node | None:

@@ -24,9 +24,11 @@ from ....dialects.nd.types import tensor_type
 from ....dialects.support.replace import erase_op
 from ...analysis.reduction_kinds import Cursor
 from ...cost.contraction_price import MAX_JOINED_COLUMNS, MAX_WEIGHED_ELEMENTS
+from ...cost.machine.gpu import Gpu
 from ...loop.fusion.placement import final_store, needed, places_at
 from ...loop.transform.loop_rewrite import INDEX, index_op
 from ...loop.transform.nest_transform import Refused
+from ..tiles.ordered import unit_of
 from ..tiles.summed_products import summed_product
 from ..tiles.tile import Sizes
 from ..tiles.weighed_products import as_weighed
@@ -46,8 +48,14 @@ def stored_weights(nest: loop.NestOp) -> list[loop.NestOp]:
     return [op for op in nest.parent.ops if isinstance(op, loop.NestOp) and op in readers] if nest.parent is not None else []
 
 
-def carry_weights(storing: loop.NestOp, readers: list[loop.NestOp], symbols: RangeEnv, sizes: Sizes, columns: int) -> int:
-    """Have the readers compute the weights, and say how many nests they are then; Refused says why not."""
+NO_UNIT = "no unit would add up all its products in an order of their own"
+
+
+def carry_weights(
+    storing: loop.NestOp, readers: list[loop.NestOp], symbols: RangeEnv, sizes: Sizes, columns: int, in_order: Gpu | None = None
+) -> int:
+    """Have the readers compute the weights, and say how many nests they are then; Refused says why not. `in_order`: the GPU, where each sum
+    is to have an order of its own, which is the same in a kernel that has the weights from memory."""
     for use in [use for result in storing.results for use in result.uses]:
         op = use.operation
         if not isinstance(op, loop.LoadOp) or product_of(op) is not storing or not any(reads(op) for reads in READS):
@@ -68,12 +76,16 @@ def carry_weights(storing: loop.NestOp, readers: list[loop.NestOp], symbols: Ran
                 groups.remove(alone[0])
                 loop.drop_nest(separate.pop(reader)[0])
         placed = _placings([one for reader, one in placings.items() if reader not in separate])
+        if placings and in_order is not None:
+            raise Refused("sums at places of a row have no order of their own")
         made += [([one.nest for one in group], place_weights(group, storing, symbols)) for group in placed]
         for group in groups:
             if all(_is_of_rows(one, storing) for one in group):
                 raise Refused("weights are added up over rows, and no sum of products is of the same ones")
             made.append((group, _with_weights(group, storing, symbols)))
             info, product = as_weighed(made[-1][1], symbols)
+            if in_order is not None and (product is None or not unit_of(info, in_order)):
+                raise Refused(NO_UNIT)
             if product is None and summed_product(info) is not None:
                 continue
             if product is None:

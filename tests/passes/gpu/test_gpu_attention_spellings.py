@@ -46,7 +46,7 @@ class Generated(InterpretedTarget):
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """Graphs of the CPU are parted as those of a GPU."""
-    monkeypatch.setitem(KERNELS, "cpu", ScoreKernels(HALVES, 1))
+    monkeypatch.setitem(KERNELS, "gpu-carry-softmax", ScoreKernels(HALVES, 1))
 
 
 @pytest.fixture

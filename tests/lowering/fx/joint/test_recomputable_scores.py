@@ -71,7 +71,7 @@ def dropped(q, k, v):
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch):
     torch._dynamo.reset()
-    monkeypatch.setitem(KERNELS, "cpu", ScoreKernels(HALVES, ROWS * TERMS))
+    monkeypatch.setitem(KERNELS, "nd-weigh-rows", ScoreKernels(HALVES, ROWS * TERMS))
 
 
 @pytest.fixture
@@ -128,14 +128,14 @@ def test_dropout_of_eager_keeps_its_mask(kept):
 @pytest.mark.parametrize("few", [True, False])
 def test_few_scores_or_wide_ones_are_kept(few, kept, monkeypatch):
     if few:
-        monkeypatch.setitem(KERNELS, "cpu", ScoreKernels(HALVES, ROWS * TERMS + 1))
+        monkeypatch.setitem(KERNELS, "nd-weigh-rows", ScoreKernels(HALVES, ROWS * TERMS + 1))
     step(softcap, inputs(torch.bfloat16 if few else torch.float32), True)
     assert kept != [[]]
 
 
 def test_size_of_scores_decides(kept, monkeypatch):
     """Not that of gradients of values, which the last cache may hold: an einsum's products read weights themselves."""
-    monkeypatch.setitem(KERNELS, "cpu", ScoreKernels(HALVES, ROWS * TERMS, 6 * TERMS * 16))
+    monkeypatch.setitem(KERNELS, "nd-weigh-rows", ScoreKernels(HALVES, ROWS * TERMS, 6 * TERMS * 16))
 
     def flat(q, k, v):
         scores = torch.bmm(*(x.flatten(0, 1) for x in (q, k.mT)))

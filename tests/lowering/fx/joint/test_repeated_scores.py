@@ -22,7 +22,7 @@ def _fresh(monkeypatch):
     """All scores are computed again, however few."""
     torch._dynamo.reset()
     stepwell.reset_counters()
-    monkeypatch.setitem(KERNELS, "cpu", ScoreKernels((torch.float32, *HALVES), 1))
+    monkeypatch.setitem(KERNELS, "nd-weigh-rows", ScoreKernels((torch.float32, *HALVES), 1))
 
 
 @pytest.fixture
@@ -132,6 +132,6 @@ def test_few_scores_are_kept(monkeypatch):
     for sizes, many in (((1, 8, 1024, 1024), False), ((2, 8, 1024, 1024), True)):
         scores = torch.empty(1).expand(sizes)
         assert (kernels_for(scores) is not None) == many
-        assert kernels_for(scores, left=("cpu",)) is None
+        assert kernels_for(scores, left=("nd-weigh-rows",)) is None
         with torch._functorch.config.patch(activation_memory_budget=0.5):
             assert kernels_for(scores) is not None
