@@ -42,6 +42,7 @@ class GemmOp(QuickOp):
     (passes/analysis/accesses/windows.py): run, taps, outer, inner, count0, step0, count1, step1, count2, step2, step3.
 
     With `panels = W` B is stored in panels of W columns, [ceil(N / W), K, W], the last one filled up, and ldb is ignored.
+    Of bytes they are [ceil(N / W), ceil(K / 4), W, 4].
 
     With `ordered` each sum is made term after term, however many rows there are.
 

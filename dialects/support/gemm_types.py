@@ -5,6 +5,8 @@ from __future__ import annotations
 BYTES = ("i8", "u8")
 PANEL_BYTES = 256
 """Bytes of a row of a panel of a packed right factor: whole register tiles of every instruction set."""
+PANEL_UNIT_BYTES = 4
+"""Bytes of what a panel holds for a column of each of its rows: a number, or so many bytes that are neighbours along the sum."""
 FACTORS: dict[str, tuple[str, ...]] = {
     "f32": ("f32", "bf16", "f16", *BYTES),
     "bf16": ("bf16", *BYTES),

@@ -12,11 +12,12 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from ...dialects import nd
+from ...dialects.expr import ONE
 from ...dialects.nd.base import prop
 from ...dialects.nd.call_args import Call
 from ...dialects.nd.pointwise import OPS, CastOp
 from ...dialects.nd.types import tensor_type
-from ...dialects.support.gemm_types import BYTES, FACTORS, PANEL_BYTES
+from ...dialects.support.gemm_types import BYTES, FACTORS, PANEL_BYTES, PANEL_UNIT_BYTES
 from ...lowering.mem_to_cpu.attention import DTYPES as ATTENTION_DTYPES
 from ...lowering.mem_to_cpu.attention import GENERATED, flash_call
 from ...lowering.mem_to_cpu.contract import DTYPES
@@ -55,10 +56,13 @@ def _product(op: Operation, isa: str) -> str:
     if sizes[1] == 1 and sizes[0] != 1:  # computed as a row, see `row_major`
         sizes = [1, sizes[0], sizes[2]]
         layout = False, not layout[0]
-    narrow = _narrow_type(rhs) if dtype in FACTORS else ""
-    if narrow in FACTORS.get(dtype, ())[1:]:
-        a = _narrow_type(lhs)
+    source = _narrow_source(rhs) if dtype in FACTORS else None
+    narrow = _type_of(source)
+    if source is not None and narrow in FACTORS.get(dtype, ())[1:]:
+        a = _type_of(_narrow_source(lhs))
         kind = a if narrow in FACTORS.get(a, ()) else dtype
+        if kind == a and (panels := _panels(source)):
+            return GemmSpec(kind, _sums(kind), layout[0], isa=isa, b=narrow, panels=panels).shared_symbol
         return GemmSpec(kind, _sums(kind), *layout, isa=isa, b=narrow).shared_symbol
     if (panels := _panels(rhs)) and dtype == "f32":
         return GemmSpec(dtype, trans_a=layout[0], isa=isa, panels=panels).shared_symbol
@@ -102,25 +106,35 @@ def _sums(dtype: str) -> str:
     return "i32" if dtype in BYTES else "f32"
 
 
-def _narrow_type(value: SSAValue) -> str:
-    """The type of the numbers that a factor is scaled, or cast, from, as `affine_factor` will find it; "" for a factor that is stored."""
+def _narrow_source(value: SSAValue) -> SSAValue | None:
+    """The numbers that a factor is scaled, or cast, from, as `affine_factor` will find them; None for a factor that is stored."""
     while isinstance(op := value.owner, (nd.ViewOp, CastOp, OPS["mul"], OPS["sub"])) and op.operands:
         value = op.operands[0]
         if isinstance(op, CastOp) and tensor_type(value).element_type in BYTE_TYPES:
-            return DTYPES[tensor_type(value).element_type]
-    return ""
+            return value
+    return None
+
+
+def _type_of(value: SSAValue | None) -> str:
+    return "" if value is None else DTYPES[tensor_type(value).element_type]
 
 
 def _panels(value: SSAValue) -> int:
     """The columns of the panels that a right factor is stored in (lowering/fx/post_grad/weight_order.py shows it by these views); 0 for
     others."""
-    for view in (nd.SliceOp, nd.ReshapeOp, nd.PermuteOp):
-        if type(value.owner) is view:
-            value = value.owner.operands[0]
-        elif view is not nd.SliceOp:
+    if isinstance(value.owner, nd.PermuteOp) and tensor_type(value).rank == 2:
+        value = value.owner.input
+    while isinstance(value.owner, nd.SliceOp):
+        value = value.owner.operands[0]
+    for view in (nd.ReshapeOp, nd.PermuteOp):
+        if type(value.owner) is not view:
             return 0
-    width = tensor_type(value).dims[-1].value or 0
-    return width if tensor_type(value).rank == 3 and width * 4 % PANEL_BYTES == 0 else 0
+        value = value.owner.operands[0]
+    *dims, last = tensor_type(value).dims
+    if tensor_type(value).element_type in BYTE_TYPES:
+        last, dims = (dims[-1], dims[:-1]) if last.value == PANEL_UNIT_BYTES and dims else (ONE, dims)
+    width = last.value or 0
+    return width if len(dims) == 2 and width * PANEL_UNIT_BYTES % PANEL_BYTES == 0 else 0
 
 
 def _is_transposed(value: SSAValue) -> bool:

@@ -23,7 +23,7 @@ from ....passes.cost.machine.prices import prices
 from .convert import convert_rows
 from .ir import Function, Value
 from .kernels import KERNEL_TYPES, dot_kernel, tile_kernel, vector_kernel
-from .pack import column_sums, pack_a_rows, pack_b_columns, pack_rows, pack_windows
+from .pack import column_sums, pack_a_rows, pack_b_columns, pack_rows, pack_windows, panel_at, widen_panels
 from .runs import read_window, write_table
 from .spec import BYTES, ELEMENT_BYTES, LLVM_TYPE, GemmSpec, Shape
 
@@ -96,8 +96,8 @@ class BlockPlan:
             rows = max(rows for rows, _ in self.dot_tiles())
             self.a_bytes = max(self.a_bytes, rows * (BLOCKS.dot_depth * shape.packed_bytes + 2 * isa.vector_bytes))
         panel = self.units_max * shape.width * shape.packed_bytes
-        self.b_bytes = 0 if spec.panels else max(isa.cache_block, panel)
-        if shape.is_shifted:
+        self.b_bytes = 0 if shape.reads_panels else max(isa.cache_block, panel)
+        if shape.is_shifted and self.b_bytes:
             self.b_bytes += BLOCKS.columns * shape.packed_bytes
         self.tile_bytes = 0 if self.direct else TILE_BYTES
         self.offsets = {"bias": 0, "a": self.bias_bytes, "b": self.bias_bytes + self.a_bytes}
@@ -157,8 +157,10 @@ def block_functions(plan: BlockPlan, symbol: str) -> list[str]:
     if plan.special == "vector":
         out.append(vector_kernel(shape, f"{symbol}_vector"))
         out += _tables(symbol, "vector", [f"{symbol}_vector"] * TABLE_ENTRIES, [1] * TABLE_ENTRIES, [BLOCKS.vector_columns] * TABLE_ENTRIES)
-    if spec.panels:
+    if shape.reads_panels:
         pass  # B is packed
+    elif spec.panels:
+        out.append(widen_panels(shape, f"{symbol}_pack_b"))
     elif spec.trans_b:
         out.append(pack_b_columns(shape, f"{symbol}_pack_b"))
     else:
@@ -261,6 +263,8 @@ class _Block:
         f, plan, shape = self.f, self.plan, self.shape
         units = f.ceil_div("%depth", shape.k_unit)
         per_block = f.max(f.ceil_div(units, f.max(f.ceil_div(units, plan.units_max), 1)), 1)
+        if self.spec.panels:  # blocks begin with a unit of a panel
+            per_block = f.round_up(per_block, shape.panel_unit // shape.k_unit)
         fitting = f.div(shape.isa.cache_block // (shape.packed_bytes * shape.width), per_block)
         nc = f.mul(f.min(f.max(fitting, 1), max(BLOCKS.columns // shape.width, 1)), shape.width)
         self.kc_max, self.nc_max = f.mul(per_block, shape.k_unit), nc
@@ -286,6 +290,11 @@ class _Block:
         with f.when(f.let("icmp ne ptr %bias, null", "t")):
             bias = f.at("%bias", f.mul(self.jc, ELEMENT_BYTES[spec.bias_type]))
             self._move(spec.bias_type, spec.acc, bias, 0, self.bias_row, 0, 1, self.nc)
+        if shape.is_shifted and shape.reads_panels:
+            with f.loop(0, self.nc, shape.width) as j:
+                panel, start = panel_at(f, shape, f.add(self.jc, j.i), 0), f.at(self.bias_row, f.mul(j.i, shape.acc_bytes))
+                units = f.ceil_div("%depth", shape.panel_unit)
+                f.do(f"call void @{self.symbol}_column_sums(ptr {panel}, i64 {shape.panel_step}, i64 {units}, ptr {start}, ptr {start})")
 
     def _move(
         self, source: str, target: str, src: str, sld: Value, dst: str, dld: Value, rows: Value, columns: Value
@@ -298,9 +307,7 @@ class _Block:
         """B at (pc, column)."""
         f = self.f
         if self.spec.panels:
-            panel, within = f.div(column, self.spec.panels), f.let(f"urem i64 {column}, {self.spec.panels}")
-            row = f.add(f.mul(panel, "%depth"), self.pc)
-            return f.at("%b", f.mul(f.add(f.mul(row, self.spec.panels), within), self.shape.b_element))
+            return panel_at(f, self.shape, column, f.div(self.pc, self.shape.panel_unit))
         k, n = (self.shape.b_element, self.ldb) if self.spec.trans_b else (self.ldb, self.shape.b_element)
         return f.at(f.at("%b", f.mul(self.pc, k)), f.mul(column, n))
 
@@ -311,17 +318,20 @@ class _Block:
 
     def _pack_b(self) -> None:
         f, shape = self.f, self.shape
-        if self.spec.panels:
+        if shape.reads_panels:
             return
+        ld = shape.panel_step if self.spec.panels else self.ldb
         with f.when(self.not_special), f.loop(0, self.nc, shape.width) as j:
             nr = f.min(f.sub(self.nc, j.i), shape.width)
             narrow = f.cmp("slt", nr, shape.width)
             with f.when(f.either(narrow, f.let(f"xor i1 {self.in_place_b}, true", "t"))):
                 source = self._b_at(f.add(self.jc, j.i))
-                args = f"ptr {source}, i64 {self.ldb}, i64 {self.kc}, i64 {nr}, ptr {self._panel(j.i)}"
+                args = f"ptr {source}, i64 {ld}, i64 {self.kc}, i64 {nr}, ptr {self._panel(j.i)}"
                 f.do(f"call void @{self.symbol}_pack_b({args})")
                 if shape.is_shifted:
-                    f.do(f"call void @{self.symbol}_column_sums(ptr {self._panel(j.i)}, i64 {self.units})")
+                    panel, step = self._panel(j.i), shape.width * shape.packed_bytes
+                    args = f"ptr @{self.symbol}_zeros, ptr {f.at(panel, f.mul(self.units, step))}"
+                    f.do(f"call void @{self.symbol}_column_sums(ptr {panel}, i64 {step}, i64 {self.units}, {args})")
 
     def _load_entry(self, table: str, ty: str, rows: Value) -> str:
         """What a table has for so many rows."""
@@ -447,8 +457,8 @@ class _Block:
 
     def _b_for_kernel(self, j: Value, whole: str) -> tuple[str, Value]:
         f, plan, shape = self.f, self.plan, self.shape
-        if self.spec.panels:
-            return self._b_at(f.add(self.jc, j)), self.spec.panels * shape.b_element
+        if shape.reads_panels:
+            return self._b_at(f.add(self.jc, j)), shape.panel_step
         b, bs = self._panel(j), shape.width * shape.packed_bytes
         in_place = "false"
         if plan.in_place_b:

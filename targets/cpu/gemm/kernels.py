@@ -45,7 +45,7 @@ def tile_kernel(shape: Shape, name: str, rows: int, vectors: int = 0, clamp: boo
 
     One step loads a row of B and broadcasts `rows` elements of A. The starting values are added at the end: sums of ranges of K that
     are joined lose less than one that goes on through all of K (N. Higham, "Accuracy and Stability of Numerical Algorithms", 4.2).
-    Where signed bytes are shifted, sums start with what stands behind the last row of B.
+    Where signed bytes are shifted, sums start with what stands behind the last row of B that was packed.
     With `clamp`, rows of A beyond `mr` repeat the last one. Where masked loads and stores are instructions, `init` and `c` are read and
     written for `mr` rows and `nr` columns then; elsewhere for all rows and columns of the tile.
     """
@@ -57,7 +57,7 @@ def tile_kernel(shape: Shape, name: str, rows: int, vectors: int = 0, clamp: boo
     row_at = [f.min(i, f.sub("%mr", 1)) if clamp else i for i in range(rows)]
     a_rows = [f.at("%a", f.mul("%ars", i)) for i in row_at]
     first = ["zeroinitializer"] * len(columns)
-    if shape.is_shifted:
+    if shape.is_shifted and not shape.reads_panels:
         behind = f.at("%b", f.mul("%k", "%bs"))
         first = [f.load(vec, f.at(behind, j * step)) for j in columns]
     start: list[tuple[str, Value]] = [(vec, value) for value in first] * rows

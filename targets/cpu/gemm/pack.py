@@ -170,6 +170,33 @@ def pack_b_columns(shape: Shape, name: str, width: int = 0) -> str:
     return f.text()
 
 
+def panel_at(f: Function, shape: Shape, column: Value, unit: Value) -> str:
+    """B where it is stored in panels; `%b` and `%depth` are those of the block function."""
+    panel, within = f.div(column, shape.spec.panels), f.let(f"urem i64 {column}, {shape.spec.panels}")
+    row = f.add(f.mul(panel, f.ceil_div("%depth", shape.panel_unit)), unit)
+    return f.at(f.at("%b", f.mul(row, shape.panel_step)), f.mul(within, shape.panel_unit * shape.b_element))
+
+
+def widen_panels(shape: Shape, name: str) -> str:
+    """`name(src, ld, k, n, dst)` for B stored in panels of bytes, where words are multiplied: each byte of a unit becomes a row.
+
+    `ld` is the stride of units."""
+    f = Function(name, [("ptr", "src"), ("i64", "ld"), ("i64", "k"), ("i64", "n"), ("ptr", "dst")])
+    lanes, width, count = shape.lanes, shape.width, shape.panel_unit
+    word, bits = vector(lanes, "i32"), 32 // count
+    shift = "ashr" if shape.spec.b_type == "i8" else "lshr"
+    with f.loop(0, "%k", count) as step:
+        row = f.at("%src", f.mul(f.div(step.i, count), "%ld"))
+        units = [f.load(word, f.at(row, j * count)) for j in range(0, width, lanes)]
+        for k in range(count):
+            with f.when(f.cmp("slt", f.add(step.i, k), "%k")):
+                out = f.at("%dst", f.mul(f.add(step.i, k), width * shape.packed_bytes))
+                for j, unit in zip(range(0, width, lanes), units, strict=True):
+                    high = f.let(f"shl {word} {unit}, splat (i32 {32 - bits * (k + 1)})")
+                    f.store(word, f.let(f"{shift} {word} {high}, splat (i32 {32 - bits})"), f.at(out, j * shape.packed_bytes))
+    return f.text()
+
+
 def _store_last_unit(f: Function, shape: Shape, source: str, count: Value, out: str) -> None:
     """A unit of fewer elements, zeros behind them."""
     f.store("i32", 0, out)
@@ -182,17 +209,17 @@ def _store_last_unit(f: Function, shape: Shape, source: str, count: Value, out: 
 
 
 def column_sums(shape: Shape, name: str, width: int) -> str:
-    """`name(panel, units)`: the sums of a panel's columns of bytes, times what A was changed by, negative, behind its last unit."""
-    f = Function(name, [("ptr", "panel"), ("i64", "units")])
+    """`name(panel, step, units, before, out)`: `before` less the sums of a panel's columns of bytes, times what A was changed by; `step`
+    bytes from one unit to the next."""
+    f = Function(name, [("ptr", "panel"), ("i64", "step"), ("i64", "units"), ("ptr", "before"), ("ptr", "out")])
     vec, step = vector(shape.lanes, "i32"), shape.isa.vector_bytes
     shift = flip_signs(f, "zeroinitializer", shape.lanes)
     columns = range(width // shape.lanes)
     with f.loop(0, "%units", 1, [(vec, "zeroinitializer") for _ in columns]) as body:
-        row = f.at("%panel", f.mul(body.i, width * shape.packed_bytes))
+        row = f.at("%panel", f.mul(body.i, "%step"))
         body.next = [dot_bytes(f, shape, str(sums), shift, f.load(vec, f.at(row, j * step))) for j, sums in enumerate(body.values)]
-    out = f.at("%panel", f.mul("%units", width * shape.packed_bytes))
     for j, sums in enumerate(body.results):
-        f.store(vec, f.let(f"sub {vec} zeroinitializer, {sums}"), f.at(out, j * step))
+        f.store(vec, f.let(f"sub {vec} {f.load(vec, f.at('%before', j * step))}, {sums}"), f.at("%out", j * step))
     return f.text()
 
 

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 
-from ....dialects.support.gemm_types import BYTES, FACTORS
+from ....dialects.support.gemm_types import BYTES, FACTORS, PANEL_UNIT_BYTES
 from ..features import Target, target
 
 ELEMENT_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8, "i8": 1, "u8": 1, "i32": 4}
@@ -159,7 +159,8 @@ class GemmSpec:
     strip at a time; no other types."""
     panels: int = 0
     """If not 0, B is stored in panels of so many columns, [ceil(N / panels), K, panels], the last one filled up, and read without packing;
-    `ldb` says nothing. A multiple of the register tile's columns; only f32 and f64."""
+    `ldb` says nothing. A multiple of the register tile's columns; only f32, f64 and bytes. Of bytes, four neighbours along K lie together:
+    [ceil(N / panels), ceil(K / 4), panels, 4], zeros behind the last one."""
     ordered: bool = False
     """Each sum is made term after term, however many rows there are: no dot products for few of them."""
 
@@ -179,9 +180,11 @@ class GemmSpec:
         alike = self.dtype in BYTES or self.dtype == self.b_type == self.acc
         if self.windows and (self.trans_a or not alike or self.c_type != self.acc or self.tile):
             raise ValueError(f"gemm: windows are read from images of f32, f64 or bytes for a product of the type of sums, not {self.dtype}")
-        if self.panels and (self.trans_b or not self.dtype == self.b_type == self.acc or self.panels % Shape(self).width):
-            tile = f"a multiple of {Shape(self).width} columns of f32 or f64"
+        if self.panels and (self.trans_b or not alike or self.panels % Shape(self).width):
+            tile = f"a multiple of {Shape(self).width} columns of f32, f64 or bytes"
             raise ValueError(f"gemm: panels are {tile}, not {self.panels} of {self.b_type}{', transposed' if self.trans_b else ''}")
+        if self.panels and self.accumulate and self.dtype in BYTES:
+            raise ValueError("gemm: sums of bytes in panels are stored, not added to C")
         if self.accumulate and (self.c_type != self.acc or self.tile):
             raise ValueError(f"gemm: accumulate needs C of {self.acc}, written by the kernel itself")
 
@@ -318,6 +321,21 @@ class Shape:
     def reads_windows(self) -> bool:
         """Windows are read where they lie."""
         return self.spec.windows and not self.converts and self.k_unit == 1
+
+    @property
+    def panel_unit(self) -> int:
+        """Elements along K that lie together in a panel that B is stored in."""
+        return PANEL_UNIT_BYTES if self.spec.b_type in BYTES else 1
+
+    @property
+    def panel_step(self) -> int:
+        """Bytes between two units of a column of such a panel."""
+        return self.spec.panels * self.panel_unit * self.b_element
+
+    @property
+    def reads_panels(self) -> bool:
+        """B is stored as a register tile reads it."""
+        return self.spec.panels > 0 and self.panel_unit == self.k_unit
 
     @property
     def packed_bytes(self) -> int:

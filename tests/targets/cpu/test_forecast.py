@@ -44,6 +44,16 @@ def test_a_weight_in_panels():
     assert kinds(views, "16 x 96 x f32", "2 x 96 x 64 x f32", name="_f32_nn_[a-z0-9_]*_(panels64)_") == ["panels64"]
 
 
+def test_bytes_in_panels():
+    views = """%p = nd.permute %a1 {dims = [1, 3, 0, 2]} : (!nd.tensor<2 x 24 x 64 x 4 x i8>) -> !nd.tensor<24 x 4 x 2 x 64 x i8>
+        %r = nd.reshape %p : (!nd.tensor<24 x 4 x 2 x 64 x i8>) -> !nd.tensor<96 x 128 x i8>
+        %s = nd.slice %r {starts = [0, 0], steps = [1, 1]} : (!nd.tensor<96 x 128 x i8>) -> !nd.tensor<96 x 100 x i8>
+        %w = nd.cast %s : (!nd.tensor<96 x 100 x i8>) -> !nd.tensor<96 x 100 x f32>
+        %x = nd.cast %a0 : (!nd.tensor<16 x 96 x ui8>) -> !nd.tensor<16 x 96 x f32>
+        %c = nd.matmul %x, %w : (!nd.tensor<16 x 96 x f32>, !nd.tensor<96 x 100 x f32>) -> !nd.tensor<16 x 100 x f32>"""
+    assert kinds(views, "16 x 96 x ui8", "2 x 24 x 64 x 4 x i8", name="_u8_nn_[a-z0-9_]*_(panels64)_") == ["panels64"]
+
+
 def test_a_matrix_times_a_vector_is_computed_as_a_row():
     text = f"%c = nd.matmul %a0, %a1 : ({T}, !nd.tensor<16 x 1 x f32>) -> !nd.tensor<16 x 1 x f32>"
     assert kinds(text, "16 x 16 x f32", "16 x 1 x f32") == ["nt"]

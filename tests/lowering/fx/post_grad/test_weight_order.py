@@ -153,3 +153,39 @@ def test_bytes_that_are_multiplied_as_floats_become_floats_by_channels(dims, gro
     fold(gm, {[n for n in gm.graph.nodes if n.op == "placeholder"][1]: weight})
     (held,) = gm.buffers()
     assert held.dtype == torch.float32 and held.permute(2, 3, 1, 0).is_contiguous()
+
+
+def quantised_linear(x, w):
+    return (aten.mm(x.float() * 0.5, (w.float() * 0.1).t()),)
+
+
+def integer_product(x, w):
+    return (aten._int_mm(x.view(torch.int8), w.t()),)
+
+
+@pytest.mark.parametrize("function", [quantised_linear, integer_product])
+@pytest.mark.parametrize("rows, columns, depth, panels", [(32, 128, 96, (2, 24, 64, 4)), (24, 200, 88, (4, 22, 64, 4)), (1, 128, 96, None)])
+def test_bytes_that_bytes_are_multiplied_by_lie_in_panels(function, rows, columns, depth, panels):
+    x, weight = torch.randint(0, 128, (rows, depth), dtype=torch.uint8), torch.randint(-128, 128, (columns, depth), dtype=torch.int8)
+    gm = make_fx(function, tracing_mode="fake")(x, weight)
+    (_, known) = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    fold(gm, {known: weight}, own_product=lambda m, n, k: False)
+    gm.recompile()
+    (held,) = gm.buffers()
+    assert held.shape == (panels or held.shape) and (held.dim() == 4) is (panels is not None)
+    if rows > 16:
+        torch.testing.assert_close(gm(x, None), function(x, weight))
+
+
+@pytest.mark.parametrize("name", ["floats", "few columns", "read by others", "signs"])
+def test_bytes_that_no_product_of_ours_reads_stay(name):
+    x = torch.randn(8, 96) if name == "floats" else torch.randint(0, 128, (8, 96), dtype=torch.uint8)
+    weight = torch.randint(0, 128, (16 if name == "few columns" else 128, 96), dtype=torch.uint8 if name == "signs" else torch.int8)
+
+    def function(x, w):
+        return *quantised_linear(x, w), w * x[0].to(torch.int8) if name == "read by others" else x
+
+    gm = make_fx(function, tracing_mode="fake")(x, weight)
+    (_, known) = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    fold(gm, {known: weight}, own_product=lambda m, n, k: True)
+    assert all(value.dim() < 4 for value in gm.buffers())

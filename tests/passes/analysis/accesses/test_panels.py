@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from xdsl.dialects.builtin import bf16, f32, f64
+from xdsl.dialects.builtin import bf16, f32, f64, i8
 
 from stepwell.dialects.expr import IndexMap, as_expr, dim
 from stepwell.dialects.mem import BufferType
-from stepwell.dialects.nd.types import TensorType
+from stepwell.dialects.nd.types import TensorType, ui8
 from stepwell.passes.analysis.accesses.panels import panel_columns
 
 N, K = dim(1), dim(2)
@@ -33,6 +33,17 @@ def test_terms_of_a_window_count_as_one():
 
 def test_one_panel_needs_no_division():
     assert columns(IndexMap(3, (0, K, N)), n=40, dims=(1, 30, 64)) == 64
+
+
+def test_bytes_lie_four_terms_together():
+    four = IndexMap(3, (N // 64, K // 4, N % 64, K % 4))
+    for k, units in ((30, 8), (32, 8)):
+        assert columns(four, k=k, left=ui8, element=i8, dims=(2, units, 64, 4)) == 64
+    assert columns(IndexMap(3, (0, K // 4, N, K % 4)), n=40, left=i8, element=ui8, dims=(1, 8, 64, 4)) == 64
+    assert columns(four, left=f32, element=i8, dims=(2, 8, 64, 4)) == 0
+    assert columns(four, k=28, left=i8, element=i8, dims=(2, 8, 64, 4)) == 0
+    assert columns(IndexMap(3, (N // 64, K // 8, N % 64, K % 8)), left=i8, element=i8, dims=(2, 4, 64, 8)) == 0
+    assert columns(PANELS, left=i8, element=i8) == 0
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_no_window_is_copied(tmp_path):
     assert convolutions(net, torch.randn(1, 24, 9, 11), debug=str(tmp_path)) == 1
     (remarks,) = (path.read_text() for path in tmp_path.rglob("remarks.txt"))
     (program,) = (path.read_text() for path in tmp_path.rglob("4_cpu.mlir"))
-    assert "no strides" not in remarks and "windows" in program
+    assert "no strides" not in remarks and "_windows_panels64" in program
 
 
 @pytest.mark.parametrize("name", STAY)

@@ -79,6 +79,27 @@ def test_products_of_bytes_are_exact():
         assert torch.equal(compiled(lambda a, b: torch._int_mm(a, b))(a, b.t().contiguous()), wanted)
 
 
+@pytest.mark.parametrize("kind", [torch.int8, torch.uint8])
+def test_constant_bytes_lie_in_panels(kind, tmp_path):
+    """Whose last unit is filled up; sums of signed bytes start with those of columns where the processor wants unsigned ones."""
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("weight", torch.randint(-128, 128, (200, 90), dtype=torch.int8))
+
+        def forward(self, x):
+            return (x.to(torch.int32).float() @ self.weight.float().t()) * 0.5
+
+    torch.manual_seed(0)
+    net = Net()
+    f = compiled(net, dynamic=True, options={"freezing": True, "debug": str(tmp_path)})
+    with torch.no_grad():
+        for rows in (32, 7, 500, 0):
+            x = torch.randint(0, 256, (rows, 90)).to(kind)
+            assert torch.equal(f(x), net(x))
+    assert "panels = 64" in "".join(path.read_text() for path in tmp_path.rglob("4_cpu.mlir"))
+
+
 def test_operands_whose_elements_lie_apart():
     x, w = torch.randn(6, 100)[:, ::2], weight(140, 150)[::2, ::3]
     torch.testing.assert_close(compiled(lambda x, w: F.linear(x, w.float()))(x, w), F.linear(x, w.float()), rtol=1e-4, atol=1e-2)
