@@ -21,8 +21,9 @@ from ...loop.fusion.placement import is_zeros
 from ...loop.transform.loop_rewrite import INDEX, Place, clone_into
 from .placed_weights import Placing
 
-COLUMNS_OF_SUM = 4
-"""Columns of a product whose registers the sums of its rows take: four threads of a unit have a row, and each of them its sum."""
+COLUMNS_OF_SUM = 16
+"""Columns of a product whose registers the sums of its rows take: a thread adds up what it has of a row, and the row's sum is made at the
+end."""
 
 
 def place_sums(one: Placing, symbols: RangeEnv) -> loop.NestOp | None:
