@@ -70,6 +70,8 @@ def _build() -> dict[Any, Callable[..., Any]]:
     table[torch.ops.aten.convolution_backward.default] = _convolution_backward
     table[torch.ops.aten.linspace.default] = _linspace
     table[torch.ops.aten.zero.default] = torch.zeros_like  # torch 2.11 does not know the strides of `zero`
+    if torch.__version__ < (2, 12):  # pyright: ignore[reportOperatorIssue]
+        table[torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default] = _attention_of_doubles
     return table
 
 
@@ -84,6 +86,24 @@ def _of_floats(decomposition: Callable[..., Any], operands: int) -> Callable[...
         return decomposition(*args, **kwargs) if wide.is_floating_point or wide.is_complex else NotImplemented
 
     return decomposed
+
+
+def _attention_of_doubles(
+    query: Any, key: Any, value: Any, dropout_p: float = 0.0, is_causal: bool = False, *, attn_mask: Any = None, scale: Any = None
+) -> Any:
+    """Attention of float64 in torch 2.11, whose fake kernel says that the logarithms of its sums are float32; others stay whole."""
+    import torch
+
+    if query.dtype != torch.float64:
+        return NotImplemented
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        rows, columns = (torch.arange(n, device=query.device) for n in scores.shape[-2:])
+        scores = scores.masked_fill(columns > rows[:, None], -torch.inf)
+    if attn_mask is not None:
+        scores = scores + attn_mask
+    result = torch.ops.aten._safe_softmax(scores, -1) @ value
+    return torch.ops.aten.copy(torch.empty_like(query), result), scores.logsumexp(-1)
 
 
 def _linspace(start: Any, end: Any, steps: Any, *, dtype: Any = None, device: Any = None, **options: Any) -> Any:
