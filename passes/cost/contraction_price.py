@@ -216,11 +216,11 @@ def library_ns(work: Contraction, gpu: Gpu) -> float:
 
 def epilogue_ns(work: Contraction, gpu: Gpu) -> float:
     """A call of the library that computes what stands behind as well; inf where it cannot, or nobody has measured it."""
-    share = gpu.rates.library.get(work.epilogue)
-    if share is None:
+    picoseconds = gpu.rates.library.get(work.epilogue)
+    if picoseconds is None:
         return inf
     before = stream_ns(work.sources + work.computed, gpu) if work.computed else 0.0
-    return price(work, gpu).ns / share + before
+    return price(work, gpu).ns + work.result / work.out_width * picoseconds * 1e-3 + before
 
 
 def generated_price(work: Contraction, gpu: Gpu) -> Price:

@@ -4,8 +4,8 @@ An entry says which card it is of and where its figures come from. `generated` h
 rows weighed by a softmax of products (`weighed`), of depthwise convolutions, which are counted by the rate of f32, and of products of a
 type where that is not all of it, or more (f32: by units for TF32; `f32_passes` is how many times its factors count where they come from
 the cache, since they are taken apart; `lookups_per_ns` are numbers that factors of few rows take from a table, one by one); `library`
-holds how much of that the library's reach, of one product its grouped products (`grouped`) and those that compute an activation as well
-(`relu`, `gelu`), and what rows and columns its blocks have at least (`f32_rows`).
+holds how much of that the library's reach, of one product its grouped products (`grouped`), what an activation that it computes as well
+takes of an element, in picoseconds (`relu`, `gelu`), and what rows and columns its blocks have at least (`f32_rows`).
 """
 
 from __future__ import annotations

@@ -170,13 +170,13 @@ def _expr(size: int | torch.SymInt) -> Expr:
 
 @contextmanager
 def _without_onednn() -> Iterator[None]:
-    """Decompositions that would choose operators of oneDNN do not.  (`flags` would set TF32, too, of which torch warns.)"""
-    before = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = False
+    """Decompositions that would choose operators of oneDNN do not.  (`mkldnn.flags` would set TF32, too, of which torch warns.)"""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
     try:
         yield
     finally:
-        torch.backends.mkldnn.enabled = before
+        torch._C._set_mkldnn_enabled(before)
 
 
 def _result_names(program: Any) -> list[str]:
