@@ -3,8 +3,7 @@
 A *step* is one loop over the members' inner sizes (a `loop.for`), one reduction, or code outside of any inner loop. Members go into the
 earliest step with their sizes that comes after everything they need; members in one step share its loop. A value that a later step
 needs is kept as a scalar if it does not depend on the step's loops, else computed again there, or stored and loaded: in memory of the
-iteration (`loop.local`) where that is small and nobody else needs it, else in an out. Where a row is on chip (GPUs), all that a value comes
-from is at hand, and memory for it would have to be written: there computing again comes first.
+iteration (`loop.local`) where that is small and nobody else needs it, else in an out.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ class GroupWriter:
         needed: Callable[[SSAValue], bool],
         placed: Callable[[Group, Member, Sequence[Expr]], tuple[Expr, ...]],
         local_bytes: int = 0,
-        on_chip: bool = False,
     ):
         self.group, self.inlined, self.envs, self.needed = group, inlined, envs, needed
         self.placing = placing = GroupSteps(group, inlined, envs, placed)
@@ -68,8 +66,6 @@ class GroupWriter:
         self.inner: tuple[Expr, ...] = ()
         self.local_bytes = local_bytes
         """How much memory an iteration may still take for itself."""
-        self.on_chip = on_chip
-        """Whether an iteration has the rows that it reads at hand."""
 
     def write(self) -> loop.NestOp:
         """The fused nest; `results` of the group's nests that it replaces are in `self.replaced`, in the order of its own results."""
@@ -115,14 +111,13 @@ class GroupWriter:
             late = self.placing.later_reads(tensor)
             if tensor in outs or not late or tensor in self._chained():
                 continue
-            again = self._computes_again(tensor, late)
-            host = None if again and self.on_chip else self._host(tensor, late, outs)
+            host = self._host(tensor, late, outs)
             if host is not None:
                 self.shared_out[tensor] = host
             elif self._keeps_in_iteration(tensor, late):
                 local.axes = self._own_axes(local)
                 self.local_bytes -= self._own_bytes(tensor, local.axes)
-            elif again:
+            elif self._computes_again(tensor, late):
                 self.recomputed.add(tensor)
             else:
                 outs.append(tensor)
