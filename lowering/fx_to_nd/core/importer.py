@@ -216,12 +216,12 @@ class Importer(NodeBuilder):
             except VerifyException as error:
                 location = getattr(op, "location", None)
                 name, place = (location.desc.data, location.location) if isinstance(location, NameLoc) else ("", None)
-                failure = GraphImportError(f"node {name}: its rule wrote a wrong '{op.name}': {error}{_line(place)}")
+                failure = GraphImportError(f"node {name}: its rule wrote a wrong '{op.name}': {error}{line_text(place)}")
                 failure.node = name
                 raise failure from error
 
     def _failure_text(self, node: Node, error: Exception) -> str:
-        line = _line(user_place(node.meta.get("stack_trace")))
+        line = line_text(user_place(node.meta.get("stack_trace")))
         args = ", ".join(_describe(a) for a in node.args)
         return f"importing node {node.name}, {node.target}({args}): {type(error).__name__}: {error}{line}"
 
@@ -248,7 +248,7 @@ def user_place(trace: str | None) -> Any:
     return FileLineColLoc(StringAttr(file), IntAttr(int(line)), IntAttr(0))
 
 
-def _line(place: Any) -> str:
+def line_text(place: Any) -> str:
     """The user's line as the end of a message."""
     return f"\n  at {place.filename.data}:{place.line.data}" if isinstance(place, FileLineColLoc) else ""
 

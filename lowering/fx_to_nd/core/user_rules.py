@@ -15,7 +15,6 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from xdsl.dialects.builtin import FileLineColLoc
 from xdsl.ir import Operation, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
@@ -227,7 +226,6 @@ def _listed(sizes: Any) -> str:
 
 def _line(b: Importer) -> str:
     """The user's line of the node."""
-    from .importer import user_place
+    from .importer import line_text, user_place
 
-    place = user_place(b.node.meta.get("stack_trace"))
-    return f"\n  at {place.filename.data}:{place.line.data}" if isinstance(place, FileLineColLoc) else ""
+    return line_text(user_place(b.node.meta.get("stack_trace")))
