@@ -24,7 +24,7 @@ from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
 from xdsl.dialects.builtin import FloatAttr, IntegerAttr, ModuleOp, f32, i1
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import dim, free_dims, product
@@ -39,14 +39,14 @@ from ..analysis.symbols import symbol_facts
 from ..cost.contraction_price import MAX_WEIGHED_ELEMENTS
 from ..cost.machine import Gpu, machine_of
 from ..loop.fusion.placement import final_store, places_at
-from ..loop.transform.loop_rewrite import INDEX, clone_into, index_op
+from ..loop.transform.loop_rewrite import INDEX, clone_into, index_op, needed
 from ..loop.transform.nest_transform import Refused
 from ..manager.pass_manager import Pass
 from .carried.mask_nests import compute_masks
 from .carried.product_weights import NO_UNIT, carry_weights, stored_weights
 from .carried.row_numbers import compute_where_read
 from .carried.softmax_weights import SoftmaxWeights, same_row, softmax_weights, yielded
-from .carried.term_writer import TermWriter, needed, product_of
+from .carried.term_writer import TermWriter, product_of
 from .gpu_online_softmax import computed_alike
 from .tiles.ordered import unit_of
 from .tiles.tile import Sizes
@@ -208,7 +208,7 @@ def _around_value(value: SSAValue) -> list[Operation]:
 
 def _producers(found: SoftmaxWeights) -> list[loop.NestOp]:
     """The nests that store products which the scores are computed from."""
-    loads = [op for op in needed(yielded(found.top), (found.top.block,)) if isinstance(op, loop.LoadOp)]
+    loads = [op for op in needed([yielded(found.top)], found.top.block) if isinstance(op, loop.LoadOp)]
     return list(dict.fromkeys(made for op in loads if (made := product_of(op)) is not None))
 
 
@@ -228,12 +228,12 @@ class _Writer(TermWriter):
     def write(self, outs: Mapping[SSAValue, SSAValue]) -> list[loop.StoreOp]:
         """`outs`: where numbers of the row go that others need, by where they are; the stores to these are given."""
         found = self.found
-        for op in needed(found.value, (found.reduce.block,)):
+        for op in needed([found.value], found.reduce.block):
             self.place(op, self.body)
         self.locate(found.load)
         exponent = yielded(found.top)
         self.values[found.top.indices[0]] = self.made.indices[0]
-        for op in needed(exponent, (found.storing.block, found.top.block)):
+        for op in needed([exponent], found.storing.block, found.top.block):
             if isinstance(op, loop.LoopLike):
                 raise Refused("the exponents are computed from the result of another loop over the row")
             if op.parent is found.top.block and isinstance(op, loop.LoadOp) and product_of(op) is not None:
@@ -260,7 +260,7 @@ class _Writer(TermWriter):
             assert isinstance(around, loop.LoopLike)
             self.values[around.indices[0]] = self.made.indices[0]
             blocks = (block,) if around is found.reduce else (found.storing.block, block)
-            for op in needed(factor, blocks):
+            for op in needed([factor], *blocks):
                 if isinstance(op, loop.LoopLike) or (isinstance(op, loop.LoadOp) and op.source.owner in scores):
                     raise Refused("a factor of a weight is computed of scores")
                 if op.results[0] not in self.values:
@@ -302,7 +302,7 @@ class _Writer(TermWriter):
         assert store is not None
         top, total = self.made.results[:2]
         sums = {old for old, new in known.items() if new is total}
-        used = [store.value, *(v for op in _needed_unless(store.value, self.found.storing.block, known) for v in op.operands)]
+        used = [store.value, *(v for op in needed([store.value], self.found.storing.block, known=known) for v in op.operands)]
         if not sums.isdisjoint(used):  # inf - inf is NaN
             size = at.emit(mlir_math.AbsFOp, (top,), f32, fastmath=arith.FastMathFlagsAttr("none"))
             infinite = at.compare("oeq", size, at.constant(math.inf, f32))
@@ -347,24 +347,11 @@ class _Writer(TermWriter):
     def _row_value(self, value: SSAValue, known: dict[SSAValue, SSAValue]) -> SSAValue:
         """A number of the row of the nest that stores the weights, computed behind the reduction."""
         values = {**self.values, **known}
-        for op in _needed_unless(value, self.found.storing.block, known):
+        for op in needed([value], self.found.storing.block, known=known):
             if isinstance(op, loop.LoopLike):
                 raise Refused("a number of the row is the result of another loop over it")
             self.after.place(clone_into(op, values, self.places, self.symbols))
         return values.get(value, value)
-
-
-def _needed_unless(value: SSAValue, block: Block, known: dict[SSAValue, SSAValue]) -> list[Operation]:
-    """The ops of a block that a value is computed by, without what is known already."""
-    found: set[Operation] = set()
-    worklist = [value]
-    while worklist:
-        one = worklist.pop()
-        op = one.owner
-        if one not in known and isinstance(op, Operation) and op.parent is block and op not in found:
-            found.add(op)
-            worklist += op.operands
-    return [op for op in block.ops if op in found]
 
 
 def _move_behind(made: loop.ReduceOp, old: loop.ReduceOp) -> None:

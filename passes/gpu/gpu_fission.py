@@ -30,10 +30,10 @@ from ..analysis.reduction_kinds import Cursor
 from ..analysis.schedule_attrs import GPU
 from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
-from ..loop.transform.loop_rewrite import add_out, clone_into
+from ..loop.transform.loop_rewrite import add_out, clone_into, needed
 from ..loop.transform.nest_transform import label_of
 from ..manager.pass_manager import Pass
-from ..mem.mem_split_scalars import drop_unused, has_buffer, is_plain, load_value, reads_own, slice_of, store_values
+from ..mem.mem_split_scalars import drop_unused, has_buffer, is_plain, load_value, reads_own, store_values
 from .short_runs import MIN_RUN_BYTES, shortest_run
 from .tiles import rules as config
 from .tiles.tile import Sizes, bytes_moved
@@ -115,7 +115,7 @@ def from_outside(each: loop.ForOp, nest: loop.NestOp) -> list[SSAValue]:
 
 def passes(value: SSAValue, nest: loop.NestOp) -> bool:
     """Whether a value has to come from memory in another nest: it is one of a loop, or of what the nest has overwritten by then."""
-    return not all(is_plain(o) and not reads_own(o, nest) for o in slice_of([value], nest.block))
+    return not all(is_plain(o) and not reads_own(o, nest) for o in needed([value], nest.block))
 
 
 def _can_pass(value: SSAValue, nest: loop.NestOp) -> bool:

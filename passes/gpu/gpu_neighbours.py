@@ -37,7 +37,7 @@ from ..analysis.nest_key import nests_in_memory
 from ..analysis.reduction_kinds import Cursor
 from ..analysis.schedule_attrs import GPU
 from ..analysis.symbols import symbol_facts
-from ..loop.transform.loop_rewrite import INDEX, index_op, needed_by
+from ..loop.transform.loop_rewrite import INDEX, index_op, needed, used_by
 from ..loop.transform.split_loop import only_where
 from ..loop.transform.unroll_and_jam import unroll_and_jam
 from ..manager.pass_manager import Pass
@@ -150,14 +150,14 @@ def _place(op: loop.StoreOp, info: NestAccess) -> list[Expr]:
 def _select(nest: loop.NestOp, stores: list[loop.StoreOp], along: int) -> None:
     """One more loop of a nest, each iteration of which does one of the stores."""
     block, first = nest.block, stores[0]
-    needed = [set(needed_by([op], block)) for op in stores]
-    times = Counter[Operation](op for ops in needed for op in ops)
+    sources = [set(needed(used_by([op]), block)) for op in stores]
+    times = Counter[Operation](op for ops in sources for op in ops)
     index = block.insert_arg(INDEX, len(nest.loop_sizes))
     nest.properties["sizes"] = ExprsAttr.get([*nest.loop_sizes, const(len(stores))])
     front, back = Cursor(block, block.first_op), Cursor(block)
     here = [front.compare("eq", index, front.place(index_op(const(k), [])).results[0]) for k in range(len(stores))]
     varies = set(block.args)
-    for condition, ops in zip(here, needed, strict=True):
+    for condition, ops in zip(here, sources, strict=True):
         only_where(condition, [op for op in ops if times[op] == 1 and isinstance(op, loop.LoadOp)], set(varies))
     value = stores[-1].value
     for condition, op in zip(here[-2::-1], stores[-2::-1], strict=True):

@@ -35,7 +35,7 @@ from ..analysis.reduction_kinds import Cursor, combine, is_later_extreme, log_ad
 from ..analysis.schedule_attrs import GPU
 from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
-from ..loop.transform.loop_rewrite import Values, clone_into, drop_index, index_op, needed_by, replace_loops
+from ..loop.transform.loop_rewrite import Values, clone_into, drop_index, index_op, needed, replace_loops, used_by
 from ..loop.transform.nest_transform import Refused
 from ..loop.transform.split_loop import SplitLoop, clone_iteration, only_where
 from ..manager.pass_manager import Pass
@@ -179,7 +179,7 @@ class _Split:
         """A nest that reduces each part but the last."""
         made, values = self.split.open([*self.nest.loop_sizes, self.before], memory, f"{self.split.name}_parts")
         at = Cursor(made.block)
-        for op in needed_by([op for scan in self.scans for op in scan.op.block.ops], self.nest.block):
+        for op in needed(used_by(op for scan in self.scans for op in scan.op.block.ops), self.nest.block):
             at.place(clone_into(op, values, {}, self.symbols))
         found: list[SSAValue] = []
         for scan in self.scans:

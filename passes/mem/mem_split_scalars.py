@@ -12,13 +12,13 @@ behind loop-to-mem and before mem-plan, which gives the values between the nests
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, StringAttr, f32, f64, i32, i64
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Block, BlockArgument, Operation, SSAValue
+from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from ...dialects import loop, mem
 from ...dialects.expr import IndexMap
@@ -33,7 +33,7 @@ from ..cost.cost_model import nest_cost
 from ..cost.machine.cpu import SERVER
 from ..cost.machine.prices import prices
 from ..cost.schedule_choice import choose
-from ..loop.transform.loop_rewrite import add_out, drop_out
+from ..loop.transform.loop_rewrite import add_out, drop_out, needed
 from ..manager.pass_manager import Pass
 
 MIN_GAIN_SHARE = 0.1
@@ -165,18 +165,6 @@ def is_plain(op: Operation) -> bool:
     return len(op.results) == 1 and not op.regions and not isinstance(op, loop.BoundOp | loop.RandomOp | loop.LocalOp)
 
 
-def slice_of(values: Iterable[SSAValue], block: Block) -> set[Operation]:
-    """The ops of a block that compute `values`."""
-    found: set[Operation] = set()
-    worklist = list(values)
-    while worklist:
-        op = worklist.pop().owner
-        if isinstance(op, Operation) and op.parent is block and op not in found:
-            found.add(op)
-            worklist += op.operands
-    return found
-
-
 def reads_own(op: Operation, nest: loop.NestOp) -> bool:
     """Whether an op loads what the nest itself stores."""
     written = {*nest.out_args, *(memory_of(out) for out in nest.outs)}
@@ -190,16 +178,16 @@ def _before(nest: loop.NestOp) -> _Part | None:
     if first is None:
         return None
     functions = [op for op in ops[:first] if is_function(op)]
-    needed = slice_of([op.results[0] for op in functions], nest.block)
-    if not functions or not all(is_plain(op) and not reads_own(op, nest) for op in needed):
+    sources = needed([op.results[0] for op in functions], nest.block)
+    if not functions or not all(is_plain(op) and not reads_own(op, nest) for op in sources):
         return None
     dear: set[SSAValue] = set()
-    part = _Part(True, [op for op in ops[:first] if op in needed])
+    part = _Part(True, [op for op in ops[:first] if op in sources])
     for op in part.ops:
         if is_function(op) or any(v in dear for v in op.operands):
             dear.add(op.results[0])
     results: list[SSAValue] = [op.results[0] for op in part.ops]
-    part.values = [v for v in results if v in dear and any(_top(u.operation, nest) not in needed for u in v.uses)]
+    part.values = [v for v in results if v in dear and any(_top(u.operation, nest) not in sources for u in v.uses)]
     return part if all(has_buffer(v) for v in part.values) else None
 
 
@@ -226,9 +214,9 @@ def _behind(nest: loop.NestOp) -> _Part | None:
             owner = value.owner
             if isinstance(value, BlockArgument) or not isinstance(owner, Operation) or owner.parent is not nest.block or owner in inside:
                 continue
-            needed = slice_of([value], nest.block)
-            if all(is_plain(o) and op_cost(o) <= 1 and not reads_own(o, nest) for o in needed):
-                again |= needed
+            sources = needed([value], nest.block)
+            if all(is_plain(o) and op_cost(o) <= 1 and not reads_own(o, nest) for o in sources):
+                again.update(sources)
             elif value not in part.values:
                 part.values.append(value)
     part.again = [op for op in ops if op in again]

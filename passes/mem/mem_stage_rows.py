@@ -32,8 +32,9 @@ from ..analysis.schedule_attrs import schedule_table
 from ..analysis.symbols import symbol_facts
 from ..cost.loops_inside import MIN_INNER_TRIPS
 from ..cost.schedule_choice import choose
+from ..loop.transform.loop_rewrite import needed
 from ..manager.pass_manager import Pass
-from .mem_split_scalars import has_buffer, is_function, is_plain, slice_of
+from .mem_split_scalars import has_buffer, is_function, is_plain
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,9 @@ class _Row:
         identity = IndexMap.identity(len(sizes))
         fill = loop.ForOp.build_for(sizes)
         copies: dict[SSAValue, SSAValue] = dict(zip(self.inner.indices, fill.indices, strict=True))
-        needed = slice_of(self.values, self.inner.block)
+        sources = needed(self.values, self.inner.block)
         for op in self.ops:
-            if op in needed:
+            if op in sources:
                 fill.block.add_op(op.clone(copies))
         for value in self.values:
             local = loop.LocalOp.make(mem.BufferType.get(sizes, value.type))

@@ -22,7 +22,7 @@ from ....dialects.tt.types import int32
 from ....passes.gpu.nest_types import UnsupportedNest
 from ....passes.gpu.tiles.product_nests import SortedRows
 from ....passes.gpu.tiles.tile import power_of_two
-from ....passes.mem.mem_split_scalars import slice_of
+from ....passes.loop.transform.loop_rewrite import needed, used_by
 from ..joined_axes import Values, reduce_values
 from ..state import State
 
@@ -39,9 +39,9 @@ def lower_by_group(kernel: NestLowering, found: SortedRows, axis: int, at: SSAVa
     """The body of a nest for block `at` of the rows of all groups, which lie along an axis of the tile."""
     s, b, block = kernel.s, kernel.s.b, kernel.nest.block
     bound = s.info.opaque[found.picked]
-    counting = slice_of([bound], block)
-    elsewhere = slice_of([v for op in block.ops if op not in counting for v in op.operands if v is not bound], block)
-    shared = [op for op in block.ops if op in counting and op in elsewhere and op.results[0] is not bound]
+    counting = needed([bound], block)
+    elsewhere = needed(used_by(op for op in block.ops if op not in counting), block, known=(bound,))
+    shared = [op for op in counting if op in elsewhere]
     if any(op.regions for op in shared):
         raise UnsupportedNest("schedule: with dot the number of a row's group is nothing but the index of its matrix")
     kernel.lower_body(block, [op for op in block.ops if op not in shared])
@@ -53,7 +53,7 @@ def lower_by_group(kernel: NestLowering, found: SortedRows, axis: int, at: SSAVa
     s.decode_block(axis, begin, flat, found.side)
     s.blocks[axis] = begin, product(one.size for one in found.side), found.side
     s.dims[found.picked], s.values[bound], s.copy_out = group, group, None  # a block has rows that are not stored
-    kernel.lower_body(block, [op for op in block.ops if op in counting])
+    kernel.lower_body(block, counting)
     s.checks.place()
     b.place(scf.YieldOp.create())
     b.close()

@@ -21,7 +21,7 @@ from ....dialects.nd.types import I32_MAX
 from ....dialects.tt.types import shape_of
 from ....passes.gpu.nest_types import UnsupportedNest
 from ....passes.gpu.tiles.product_nests import Side
-from ....passes.mem.mem_split_scalars import slice_of
+from ....passes.loop.transform.loop_rewrite import needed
 from ..joined_axes import Values, reduce_values
 from ..state import State
 
@@ -36,7 +36,7 @@ def lower_by_matrix(kernel: NestLowering, picked: Dim, side: Side) -> None:
     if axis is None:
         raise UnsupportedNest("schedule: with dot an axis has all loops by which rows pick their matrix")
     index = s.info.opaque[picked]
-    before = slice_of([index], block)
+    before = needed([index], block)
     kernel.lower_body(block, [op for op in block.ops if op not in before])
     of_rows, rows, copy_out = s.dims[picked], s.axes[axis].mask, s.copy_out
     if shape_of(of_rows.type) is None:

@@ -20,7 +20,8 @@ from ....dialects.support.replace import erase_op
 from ...analysis.nest_access import NestAccess
 from ...analysis.symbols import symbol_facts
 from ...cost.machine import Gpu, machine_of
-from ...loop.fusion.placement import compute_at, final_store, needed, places_at
+from ...loop.fusion.placement import compute_at, final_store, places_at
+from ...loop.transform.loop_rewrite import needed
 from ...manager.pass_manager import Pass
 from ..tiles.product_nests import sorted_rows
 
@@ -68,7 +69,7 @@ def _carry(nest: loop.NestOp, load: loop.LoadOp, symbols: RangeEnv) -> bool:
     nest.parent.insert_op_before(made, nest)
     own = next(new for old, new in zip(nest.walk(), made.walk(), strict=True) if old is load)
     assert isinstance(own, loop.LoadOp)
-    compute_at(own, store.value, needed(store.value, (table.block,)), places_at(store, own), symbols)
+    compute_at(own, store.value, needed([store.value], table.block), places_at(store, own), symbols)
     old, new = (nest, made) if sorted_rows(NestAccess(made, symbols)) is not None else (made, nest)
     if old is nest:
         loop.take_uses(nest.results, made.results)

@@ -30,8 +30,7 @@ from ...analysis.symbols import symbol_facts
 from ...cost.contraction_price import stream_ns
 from ...cost.footprint import of_nest
 from ...cost.machine import Gpu, machine_of
-from ...loop.fusion.placement import needed
-from ...loop.transform.loop_rewrite import Place, clone_into
+from ...loop.transform.loop_rewrite import Place, clone_into, needed
 from ...loop.transform.nest_transform import Refused
 from ...manager.pass_manager import Pass
 from ..gpu_split_reduction import SPLIT_PROGRAMS_PER_MULTIPROCESSOR
@@ -175,7 +174,7 @@ class _Reader:
         for place in places:
             values = dict(self.of_row)
             here = {**place, op.indices[0]: place[self.found.row.indices[0]]}
-            for one in needed(value, (self.found.nest.block, op.block)):
+            for one in needed([value], self.found.nest.block, op.block):
                 self._copy(one, values, here, at)
             terms.append(values[value])
         total = terms[0]

@@ -25,8 +25,7 @@ from ...analysis.nest_access import NestAccess
 from ...analysis.reduction_kinds import Cursor
 from ...analysis.symbols import symbol_facts
 from ...cost.machine import Gpu, machine_of
-from ...loop.fusion.placement import needed
-from ...loop.transform.loop_rewrite import clone_into
+from ...loop.transform.loop_rewrite import clone_into, needed
 from ...loop.transform.nest_transform import label_of
 from ...manager.pass_manager import Pass
 from ..tiles.product_nests import product_sides
@@ -63,7 +62,7 @@ class GpuCheckIndices(Pass):
 
 def _check_before(nest: loop.NestOp, bound: loop.BoundOp, symbols: RangeEnv) -> bool:
     """Make a nest that checks an index; whether that is possible."""
-    ops = needed(bound.input, (nest.block,))
+    ops = needed([bound.input], nest.block)
     used = {v for op in ops for v in op.operands}
     places = [k for k, index in enumerate(nest.indices) if index in used]
     if not places or any(op.regions or isinstance(op, loop.StoreOp | loop.BoundOp | loop.RandomOp) for op in ops):

@@ -25,8 +25,8 @@ from ....dialects.support.replace import erase_op
 from ...analysis.reduction_kinds import Cursor
 from ...cost.contraction_price import MAX_JOINED_COLUMNS, MAX_WEIGHED_ELEMENTS
 from ...cost.machine.gpu import Gpu
-from ...loop.fusion.placement import final_store, needed, places_at
-from ...loop.transform.loop_rewrite import INDEX, index_op
+from ...loop.fusion.placement import final_store, places_at
+from ...loop.transform.loop_rewrite import INDEX, index_op, needed
 from ...loop.transform.nest_transform import Refused
 from ..tiles.ordered import unit_of
 from ..tiles.summed_products import summed_product
@@ -243,7 +243,7 @@ def _weighs(load: loop.LoadOp) -> bool:
     products = [op for op in terms if isinstance(op, arith.MulfOp) and op.properties.get("fastmath") == loop.CONTRACTED]
     if not alone or len(reduce.indices) != 1 or len(products) < len(terms):
         return False
-    sides = [[load in needed(v, (reduce.block,)) for v in op.operands] for op in products]
+    sides = [[load in needed([v], reduce.block) for v in op.operands] for op in products]
     return any(map(any, sides)) and not any(map(all, sides))
 
 

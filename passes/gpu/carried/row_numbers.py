@@ -14,7 +14,8 @@ from xdsl.ir import Operation, SSAValue
 
 from ....dialects import loop
 from ....dialects.support.replace import erase_op
-from ...loop.fusion.placement import final_store, needed
+from ...loop.fusion.placement import final_store
+from ...loop.transform.loop_rewrite import needed
 
 COMPUTED = (arith.CmpfOp, arith.ConstantOp, arith.MulfOp, arith.DivfOp, arith.AddfOp, arith.SubfOp)
 
@@ -49,8 +50,8 @@ def _is_computed(one: SSAValue, other: SSAValue) -> bool:
 def _between(value: SSAValue, source: SSAValue) -> list[Operation]:
     """The operations that compute a value from another one of its block."""
     block = value.owner.parent if isinstance(value.owner, Operation) else None
-    before = needed(source, (block,)) if block is not None else []
-    ops = needed(value, (block,)) if block is not None else []
+    before = needed([source], block) if block is not None else []
+    ops = needed([value], block) if block is not None else []
     shared = {op for op in before if not isinstance(op, arith.ConstantOp)}
     return [op for op in ops if op not in shared] if source.owner in ops else []
 

@@ -15,7 +15,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from ....dialects import loop
 from ....dialects.expr import IndexMap
 from ....dialects.nd.types import LOW_PRECISION, TensorType, tensor_type
-from ...loop.fusion.placement import needed
+from ...loop.transform.loop_rewrite import needed
 
 
 def separable_sums(nest: loop.NestOp) -> list[loop.ReduceOp]:
@@ -24,7 +24,7 @@ def separable_sums(nest: loop.NestOp) -> list[loop.ReduceOp]:
     sums = [op for op in found if isinstance(op, loop.ReduceOp) and set(op.kind_names) == {"sum"}]
     if len(sums) < len(found):
         return []
-    alone = all(isinstance(op, loop.ReduceOp) <= (op is one) for one in sums for r in one.results for op in needed(r, (nest.block,)))
+    alone = all(isinstance(op, loop.ReduceOp) <= (op is one) for one in sums for r in one.results for op in needed([r], nest.block))
     return sums if alone else []
 
 
@@ -62,7 +62,7 @@ def _alone(nest: loop.NestOp, reduce: loop.ReduceOp) -> loop.NestOp:
     copies: dict[SSAValue, SSAValue] = dict(zip(nest.indices, made.indices, strict=True))
     for old, new in copies.items():
         new.name_hint = old.name_hint
-    for op in needed(reduce.results[0], (nest.block,)):
+    for op in needed([reduce.results[0]], nest.block):
         made.block.add_op(op.clone(copies))
     for result, out in zip(reduce.results, made.out_args, strict=True):
         made.block.add_op(loop.StoreOp.new(copies[result], out, IndexMap.identity(len(made.indices)), list(made.indices)))

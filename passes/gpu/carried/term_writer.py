@@ -11,8 +11,8 @@ from ....dialects.expr import Dim, free_dims
 from ....dialects.expr.ranges import RangeEnv
 from ....dialects.nd.types import LOW_PRECISION
 from ...analysis.reduction_kinds import Cursor
-from ...loop.fusion.placement import final_store, needed, places_at
-from ...loop.transform.loop_rewrite import Place, clone_into, drop_index, index_op
+from ...loop.fusion.placement import final_store, places_at
+from ...loop.transform.loop_rewrite import Place, clone_into, drop_index, index_op, needed
 
 
 def product_of(op: loop.LoadOp) -> loop.NestOp | None:
@@ -69,7 +69,7 @@ class TermWriter:
         at = clone_into(op, self.values, self.places, self.symbols)
         assert isinstance(at, loop.LoadOp)
         self.locate(at)
-        for one in needed(store.value, (nest.block,)):
+        for one in needed([store.value], nest.block):
             self.place(one, self.body)
         at.erase()
         return self.values.get(store.value, store.value)
@@ -80,7 +80,7 @@ class TermWriter:
         assert isinstance(nest, loop.NestOp) and store is not None
         if any(v not in self.values for v in store.index_operands):
             self.locate(op)
-        for one in needed(store.value, (nest.block,)):
+        for one in needed([store.value], nest.block):
             if one.results and one.results[0] in self.values:
                 continue  # another weight of the same place needs it, too
             self.place(one, self.body if self.varies(one) else self.row)

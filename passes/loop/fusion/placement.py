@@ -5,7 +5,7 @@
 The index maps answer first. Where the store is the last one to its tensor, and writes each element once, at the indices of the loops around
 it (`final_store`), the indices of these loops at a load are the places that the load reads (`places_at`). The type answers next: memory has
 to give back the very value (`survives`). What the value is computed by has to be repeatable, which each pass says by how much of it there
-may be; `needed` finds it. `compute_at` writes it.
+may be; `needed` (loop_rewrite.py) finds it. `compute_at` writes it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from xdsl.dialects import arith
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from ....dialects import loop
 from ....dialects.expr import ONE, Dim
@@ -80,19 +80,6 @@ def places_at(store: loop.StoreOp, load: loop.LoadOp) -> dict[SSAValue, Place]:
     operands = list(load.index_operands)
     pairs = zip(store.index_map.results, load.index_map.results, strict=True)
     return {store.index_operands[e.index]: (at, operands) for e, at in pairs if isinstance(e, Dim)}
-
-
-def needed(value: SSAValue, blocks: tuple[Block, ...]) -> list[Operation]:
-    """The operations of these blocks that a value is computed by, in their order."""
-    found: set[Operation] = set()
-    worklist = [value]
-    while worklist:
-        op = worklist.pop().owner
-        if not isinstance(op, Operation) or op.parent not in blocks or op in found:
-            continue
-        found.add(op)
-        worklist += [*op.operands, *(v for inner in loop.walk_bodies(op) for v in inner.operands)]
-    return [op for block in blocks for op in block.ops if op in found]
 
 
 def compute_at(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr
@@ -176,19 +176,23 @@ def index_ranges(values: Sequence[SSAValue], symbols: RangeEnv) -> RangeEnv:
     return RangeEnv({**symbols, **{dim(k): index_range(v) for k, v in enumerate(values)}})
 
 
-def needed_by(ops: Iterable[Operation], block: Block) -> list[Operation]:
-    """The ops of a block whose results `ops`, which may stand in one of its loops, need, in order."""
-    wanted: set[Operation] = set()
-    worklist = list(ops)
+def needed(values: Iterable[SSAValue], *blocks: Block, known: Container[SSAValue] = ()) -> list[Operation]:
+    """The operations of these blocks that values are computed by, in their order; not those that make what is `known`."""
+    found: set[Operation] = set()
+    worklist = list(values)
     while worklist:
-        op = worklist.pop()
-        for inner in (op, *loop.walk_bodies(op)):
-            for value in inner.operands:
-                owner = value.owner
-                if isinstance(owner, Operation) and owner.parent is block and owner not in wanted:
-                    wanted.add(owner)
-                    worklist.append(owner)
-    return [op for op in block.ops if op in wanted]
+        value = worklist.pop()
+        op = value.owner
+        if value in known or not isinstance(op, Operation) or op.parent not in blocks or op in found:
+            continue
+        found.add(op)
+        worklist += used_by([op])
+    return [op for block in blocks for op in block.ops if op in found]
+
+
+def used_by(ops: Iterable[Operation]) -> Iterator[SSAValue]:
+    """What operations use, those in their bodies too."""
+    return (value for op in ops for inner in (op, *loop.walk_bodies(op)) for value in inner.operands)
 
 
 def clone_into(op: Operation, values: dict[SSAValue, SSAValue], places: Mapping[SSAValue, Place], symbols: RangeEnv) -> Operation:

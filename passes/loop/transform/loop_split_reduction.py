@@ -24,7 +24,7 @@ from ....dialects.support.replace import erase_op
 from ...analysis.dependences import touched_in
 from ...analysis.reduction_kinds import Cursor
 from ...analysis.schedule_attrs import fix, is_fixed
-from .loop_rewrite import Place, Values, clone_into, drop_out, needed_by
+from .loop_rewrite import Place, Values, clone_into, drop_out, needed, used_by
 from .nest_transform import NestTransform, Refused, loop_name, loop_number
 from .split_loop import SplitLoop, clone_iteration
 
@@ -90,20 +90,19 @@ class _Split:
             raise Refused("the body of the reduction stores to a tensor; nests on buffers (behind loop-to-mem) are split then too")
         if any(isinstance(r.type, IndexType) for r in self.reduce.results):
             raise Refused("a result of type index cannot be kept in memory; yield it as i64")
-        needed = needed_by([self.reduce], self.nest.block)
-        for op in needed:
+        self.slice = needed(used_by([self.reduce]), self.nest.block)
+        for op in self.slice:
             if isinstance(op, loop.LoopLike):
                 size = " x ".join(map(str, op.loop_sizes))
                 raise Refused(f"it needs the result of another loop over {size}, which each part would repeat; split that one before")
         stored, seen = touched_in(takewhile(lambda op: op is not self.reduce, self.nest.block.ops), self.nest)
         if not seen.isdisjoint(touched_in([self.reduce], self.nest)[0]):
             raise Refused("it stores to memory that the nest accesses before it")
-        if not stored.isdisjoint(touched_in((*needed, self.reduce), self.nest)[1]):
+        if not stored.isdisjoint(touched_in((*self.slice, self.reduce), self.nest)[1]):
             raise Refused("it reads what the nest stores before it")
-        loads = [o for op in (*needed, self.reduce) for o in (op, *loop.walk_bodies(op)) if isinstance(o, loop.LoadOp)]
+        loads = [o for op in (*self.slice, self.reduce) for o in (op, *loop.walk_bodies(op)) if isinstance(o, loop.LoadOp)]
         if any(o.source in self.nest.out_args and isinstance(o.source.type, TensorType) for o in loads):
             raise Refused("it reads an out of the nest")
-        self.slice = needed
 
     # ---- the rewrite
 

@@ -8,7 +8,8 @@ import torch
 
 from stepwell.dialects import loop
 from stepwell.dialects.expr.ranges import RangeEnv
-from stepwell.passes.loop.fusion.placement import compute_at, final_store, needed, places_at, survives
+from stepwell.passes.loop.fusion.placement import compute_at, final_store, places_at, survives
+from stepwell.passes.loop.transform.loop_rewrite import needed
 from stepwell.passes.manager import Pass
 
 SEEN: Counter[str] = Counter()
@@ -29,7 +30,7 @@ class AtReader(Pass):
                 continue
             if store is None or store.parent is not nest.block or not survives(store):
                 continue
-            compute_at(load, store.value, needed(store.value, (nest.block,)), places_at(store, load), RangeEnv())
+            compute_at(load, store.value, needed([store.value], nest.block), places_at(store, load), RangeEnv())
             loop.drop_nest(nest)
             SEEN["placed"] += 1
         SEEN["nests"] += sum(isinstance(n, loop.NestOp) for n in op.walk())

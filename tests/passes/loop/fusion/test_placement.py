@@ -7,7 +7,8 @@ from xdsl.parser import Parser
 
 from stepwell.dialects import load_dialects, loop
 from stepwell.dialects.expr.ranges import RangeEnv
-from stepwell.passes.loop.fusion.placement import compute_at, covers, final_store, needed, places_at, survives
+from stepwell.passes.loop.fusion.placement import compute_at, covers, final_store, places_at, survives
+from stepwell.passes.loop.transform.loop_rewrite import needed
 
 CTX = load_dialects(Context())
 
@@ -60,7 +61,7 @@ def test_a_value_is_computed_where_it_is_read():
     assert isinstance(module, ModuleOp)
     store, load = final_store(made.results[0]), next(op for op in reader.block.ops if isinstance(op, loop.LoadOp))
     assert store is not None
-    compute_at(load, store.value, needed(store.value, (made.block,)), places_at(store, load), RangeEnv())
+    compute_at(load, store.value, needed([store.value], made.block), places_at(store, load), RangeEnv())
     loop.drop_nest(made)
     module.verify()
     body = [op for op in reader.block.ops if isinstance(op, loop.LoadOp)]
