@@ -17,6 +17,7 @@ from ..analysis.accesses.neighbours import Adjacency, shuffles
 from ..analysis.accesses.varying import Varying
 from ..analysis.accesses.wrapped import wrap_of
 from ..analysis.dependences import memory_of
+from ..analysis.needed_terms import needed_terms, solved_for
 from ..analysis.nest_access import Access, Loop, NestAccess, Node
 from ..analysis.symbols import DEFAULT_SIZE
 from .machine.accesses import ACCESSES
@@ -102,6 +103,7 @@ class Cost:
         self.written = {memory_of(a.buffer) for a in info.root.all_accesses() if a.is_store}
         self._groups: dict[tuple[Block, Expr], Mapping[Operation, object]] = {}
         self._weights: dict[Node, tuple[int, int]] = {}
+        self._bounds: dict[Node, list[tuple[Expr, int]]] = {}
         self._best: dict[Node, tuple[float, dict[Node, tuple[Loop, int] | None]]] = {}
 
     def size(self, e: Expr) -> int:
@@ -191,8 +193,21 @@ class Cost:
                 cost = min(cost, cost / self.trips(node.parent.loops) + 1 / 16)  # pyright: ignore[reportOptionalMemberAccess]
             total += idle * cost
         for child in node.children:
-            total += self.trips(child.loops) * self.node(child, lanes, width, size)
+            total += self.terms(child, lanes) * self.node(child, lanes, width, size)
         return total
+
+    def terms(self, node: Node, lanes: Expr) -> float:
+        """How many iterations a loop inside of one along the lanes makes. Of terms that loaded numbers bound at one end it makes half of
+        all, where these are the same for all lanes; else all."""
+        trips = self.trips(node.loops)
+        if len(node.loops) != 1 or not isinstance(node.op, loop.ReduceOp):
+            return trips
+        found = self._bounds.get(node)
+        if found is None:
+            loaded = [e for e in needed_terms(self.info, node) if not free_dims(e).isdisjoint(self.info.opaque)]
+            solved = [(e, solved_for(e, node.loops[0].dim)) for e in loaded]
+            found = self._bounds[node] = [(e, one[0]) for e, one in solved if one is not None]
+        return trips / 2 ** len({sign for e, sign in found if lanes not in self.roots(e)})
 
     def _unrolled_in(self, node: Node) -> set[Expr] | None:
         """The dimensions of the loop around a loop that is unrolled in it: what the latter loads and does not depend on them is loaded

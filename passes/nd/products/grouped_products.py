@@ -1,11 +1,12 @@
-"""Grouped products of a GPU (experts): calls of the library, or nests.
+"""Grouped products (experts): calls of the library, or nests, by price.
 
     aten._grouped_mm(%x [R, K], %w [G, K, N], %ends)     ->    the sum over k of %x[r, k] * %w[%group[r], k, n]: each row picks its matrix
     aten._grouped_mm(%w [G, M, K], %y [K, C], %ends)     ->    the same, each column picks
     aten._grouped_mm(%x [M, R], %y [R, N], %ends)        ->    for each group the sum over its own r of %x[m, r] * %y[r, n]
 
 Group g has what lies from %ends[g - 1] on to %ends[g]; the group of a row is how many groups end at it or before. In the library's result,
-rows behind the last group are whatever the memory held; here they are products with the last matrix.
+rows behind the last group are whatever the memory held; here they are products with the last matrix. The nests are the same on all devices:
+loops over terms begin and end at numbers that they load (`needed_terms.py`).
 """
 
 from __future__ import annotations
@@ -24,11 +25,16 @@ from ....dialects.nd.call_args import Arg, Enum
 from ....dialects.nd.pointwise import OPS, CastOp, CmpOp
 from ....dialects.nd.types import TensorType, tensor_type
 from ...cost.contraction_price import Contraction
-from ...cost.library_cost import size
+from ...cost.cost_model import Work, estimate
+from ...cost.library_cost import matmul_cost, size
+from ...cost.machine.cpu import Cpu
+from ...cost.nest_cost import VECTOR_LANES
 from ..algebra.rewriter import Rewriter
-from .nd_small_products import EXACT, rounded_operand, sum_of_terms
+from .product_terms import EXACT, rounded_operand, sum_of_terms
 
 TARGET = "aten._grouped_mm.default"
+CALLS_OF_GROUP = ("slice", "select", "slice", "mm")
+"""Operators that the library calls for each group on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,24 @@ class GroupedProduct:
         """Rows, columns, terms of a group's sums where rows or columns are grouped; else of all sums together."""
         *_, rows, terms = tensor_type(self.lhs).dims
         return rows, tensor_type(self.rhs).dims[-1], terms
+
+    def cpu_times(self, width: int, machine: Cpu, hints: Mapping[str, int]) -> tuple[float, float]:
+        """Seconds of the nest and of the library's call on a CPU, groups having equal parts. A vector of the nest loads and multiplies;
+        each row goes through its matrix, which comes from the cache that holds it. The library calls a product of views for each group."""
+        rows, columns, terms, groups = (max(1, size(n, hints)) for n in (*self.sizes, self.groups))
+        if self.ranks == (3, 2):
+            rows, columns = columns, rows
+        if self.ranks == (2, 2):
+            matrix, lines, sides = terms * columns * width // groups, groups * rows, (rows, columns, -(-terms // groups))
+        else:
+            matrix, lines, sides = terms * columns * width, rows, (-(-rows // groups), columns, terms)
+        each, read, written = lines * matrix, groups * matrix, lines * columns * width
+        once = [read + written if read + written > level.bytes else 0 for level in machine.levels[:-1]]
+        traffic = [max(n, each + written if matrix > level.bytes else 0) for n, level in zip(once, machine.levels, strict=False)]
+        vectors = lines * -(-columns // VECTOR_LANES) * (matrix // (columns * width))
+        nest = estimate(Work(read, written, units=2 * vectors, iterations=lines, traffic=tuple(traffic)), machine).seconds
+        calls = groups * len(CALLS_OF_GROUP) * machine.call_ns * 1e-9
+        return nest, calls + matmul_cost(*sides, machine, batch=groups, dtype_bytes=width).seconds
 
     def work(self, kind: str, width: int, hints: Mapping[str, int]) -> Contraction:
         """What it does; of groups of terms each has an equal part."""

@@ -53,12 +53,12 @@ from .grouped_products import as_grouped_terms
 from .joined_factors import as_selection, selected_factors, terms_by_part
 from .library_epilogues import Activation, biased, product_and_bias
 from .nd_small_convolutions import as_windows, without_library
-from .nd_small_products import EXACT, as_terms, with_bias
 from .ordered_products import ordered_product
 from .ordered_rows import widen_rows
 from .pixel_products import convolution_as_product, gradients_as_products
 from .product_choice import Candidate, Choice, ProductChooser
 from .product_padding import PART_BYTES, padded_product, product_call
+from .product_terms import EXACT, as_terms, with_bias
 from .scaled_products import ScaledProduct, block_terms, scaled_product
 
 MAX_OWN_MULTIPLICATIONS = 1 << 17

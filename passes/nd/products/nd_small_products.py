@@ -4,31 +4,34 @@
 
 A register tile of a generated product has room for 6 x 64 sums; starting one, and what it leaves empty, costs more than a small product
 takes in vectors over its columns, or over many products at once. And the nest fuses with what stands before and behind it: rotations of
-points, Kalman filters, chains of joints. `worthwhile` has the limits.
+points, Kalman filters, chains of joints. `worthwhile` has the limits. Grouped products (experts) become nests by price.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import FloatAttr, ModuleOp, StringAttr, UnitAttr
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from ....dialects import nd
 from ....dialects.expr import ONE, product
-from ....dialects.machine import has_fixed_order
-from ....dialects.nd.base import IntsAttr
-from ....dialects.nd.pointwise import CONTRACT, OPS, CastOp, CmpOp, FmaOp, PointwiseOp, SelectOp
-from ....dialects.nd.types import FLOATS, TensorType, compute_type, element_bytes, tensor_type
+from ....dialects.machine import has_fixed_order, has_library
+from ....dialects.nd.pointwise import OPS, CastOp, CmpOp, FmaOp, PointwiseOp, SelectOp
+from ....dialects.nd.types import FLOATS, element_bytes, tensor_type
 from ...analysis.accesses.windows import WINDOWS
 from ...analysis.symbols import symbol_hints
 from ...cost.library_cost import size
+from ...cost.machine import Cpu, machine_of
 from ...cost.machine.prices import prices
 from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
+from .grouped_products import GroupedProduct, as_grouped_terms
+from .product_terms import as_terms
 
 
 @dataclass(frozen=True)
@@ -53,88 +56,6 @@ MAX_OPERAND_OPS = 12
 TILE_ROWS = 6
 MIN_REGISTER_TILES = 32
 """Register tiles below which the difference is not worth the code of another nest."""
-
-EXACT = UnitAttr()
-"""Sums of terms are those of f32."""
-
-
-def as_terms(
-    rw: Rewriter,
-    op: nd.MatmulOp,
-    rounded: bool = False,
-    bias: SSAValue | None = None,
-    pairs: Sequence[tuple[SSAValue, SSAValue]] = (),
-    sums: Attribute = EXACT,
-) -> SSAValue:
-    """A product as multiplications and a sum over them, in f32 for 16-bit numbers, to which a bias is added before it is rounded;
-    `rounded`: of operands that are rounded to their type even where what computes them stands in the same nest, and whose products may be
-    added up by a unit for matrix products. `pairs`: the factors, if they are others, of products that add up to this one; `sums`: how such
-    a unit may round sums (CONTRACT)."""
-    how = sums if rounded else None
-    made, *others = [sum_of_terms(rw, lhs, rhs, tensor_type(op.result), how) for lhs, rhs in pairs or [(op.lhs, op.rhs)]]
-    wide = tensor_type(made)
-    for other in others:
-        made = rw.new(OPS["add"].new((made, other), wide))
-    made = with_bias(rw, made, bias)
-    return made if wide == tensor_type(op.result) else rw.new(CastOp.new((made,), op.result.type))
-
-
-def with_bias(rw: Rewriter, made: SSAValue, bias: SSAValue | None) -> SSAValue:
-    """A product and a bias, if there is one, in the type of the product."""
-    if bias is None:
-        return made
-    wide, b = tensor_type(made), tensor_type(bias)
-    if b.element_type != wide.element_type:
-        bias = rw.new(CastOp.new((bias,), TensorType.get(b.dims, wide.element_type, b.device.data)))
-    return rw.new(OPS["add"].new((made, bias), wide))
-
-
-def sum_of_terms(
-    rw: Rewriter, lhs: SSAValue, rhs: SSAValue, t: TensorType, sums: Attribute | None, within: SSAValue | None = None
-) -> SSAValue:
-    """A product, of type `t`, not yet rounded to it. `sums`: how a unit for matrix products may round them; None where none may make them.
-    `within`: the terms that count, for each element of the result."""
-    a, b = tensor_type(lhs), tensor_type(rhs)
-    *batch, rows, columns = t.dims
-    depth, wide = a.dims[-1], compute_type(t.element_type)
-    order = [*range(len(batch)), len(batch) + 1, len(batch)]
-    if sums is not None:
-        lhs, rhs = rounded_operand(rw, lhs), rounded_operand(rw, rhs)
-    left = rw.new(nd.ReshapeOp.new((lhs,), a.with_dims((*batch, rows, ONE, depth))))
-    right = rw.new(nd.PermuteOp.new((rhs,), b.with_dims((*batch, columns, depth)), dims=IntsAttr.get(order)))
-    right = rw.new(nd.ReshapeOp.new((right,), b.with_dims((*batch, ONE, columns, depth))))
-    left, right = (
-        x if tensor_type(x).element_type == wide else rw.new(CastOp.new((x,), TensorType.get(tensor_type(x).dims, wide, t.device.data)))
-        for x in (left, right)
-    )
-    times = OPS["mul"].new((left, right), TensorType.get((*t.dims, depth), wide, t.device.data))
-    if sums is not None:
-        times.attributes[CONTRACT] = sums
-    terms = rw.new(times)
-    if within is not None:
-        zero = rw.new(nd.FullOp.new((), TensorType.get((), wide, t.device.data), value=FloatAttr(0.0, wide)))  # pyright: ignore
-        terms = rw.new(SelectOp.new((within, terms, zero), tensor_type(terms)))
-    total = TensorType.get(t.dims, wide, t.device.data)
-    return rw.new(nd.ReduceOp.new((terms,), total, kind=StringAttr("sum"), dims=IntsAttr.get([t.rank])))
-
-
-def rounded_operand(rw: Rewriter, x: SSAValue) -> SSAValue:
-    """A tensor of 16-bit numbers, by way of f32 where something else than a cast computes it: a cast rounds wherever it stands. What else
-    reads the tensor, or one that it is a view of, reads the rounded one, so that no nest stores both."""
-    source = place = x
-    while isinstance(source.owner, nd.ViewOp | nd.IndexOp):
-        source = source.owner.operands[0]
-        place = source if len(list(source.uses)) > 1 else place
-    t = tensor_type(place)
-    wide = t.with_dtype(compute_type(t.element_type))
-    if isinstance(source.owner, Block | nd.ExternOp | CastOp) or wide == t:
-        return x
-    widened = CastOp.new((place,), wide)
-    made = CastOp.new((widened.results[0],), t)
-    place.replace_uses_with_if(made.results[0], lambda use: use.operation is not widened)
-    assert isinstance(place.owner, Operation)
-    rw.insert_behind(place.owner, widened, made)
-    return made.results[0] if place is x else x
 
 
 def worthwhile(op: nd.MatmulOp, hints: Mapping[str, int], deepest: int = SMALL.side_elements, widest: int = SMALL.side_elements) -> bool:
@@ -224,6 +145,9 @@ class NdSmallProducts(Pass):
     widest: int = SMALL.side_elements
     """Columns up to which a product is small."""
 
+    library: Literal["always", "price", "never"] = "price"
+    """When a grouped product is a call of the library."""
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         if has_fixed_order(op):
             return  # the limits count rows
@@ -235,9 +159,22 @@ class NdSmallProducts(Pass):
                 return None
             return as_terms(rw, found) if worthwhile(found, hints, self.deepest, self.widest) else None
 
+        def grouped_product(rw: Rewriter, found: Operation) -> SSAValue | None:
+            assert isinstance(found, nd.ExternOp)
+            one = GroupedProduct.of(found)
+            if one is None or library == "always":
+                return None
+            nest, call = one.cpu_times(element_bytes(tensor_type(found.results[0]).element_type), machine, hints)
+            generated = library == "never" or nest < call
+            said = f"a grouped product: {nest * 1e6:.1f} us as a nest, {call * 1e6:.1f} us as a call"
+            self.remark(found, said, "applied" if generated else "missed")
+            return as_grouped_terms(rw, found) if generated else None
+
+        machine, library = machine_of(op, Cpu), self.library if has_library(op) else "never"
         symbols = nd.symbol_ranges(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
-            if any(isinstance(o, nd.MatmulOp) for o in func.body.block.ops):
-                rewriter = Rewriter(func, {nd.MatmulOp: [small_product]}, symbols)
+            if any(isinstance(o, nd.MatmulOp | nd.ExternOp) for o in func.body.block.ops):
+                rewriter = Rewriter(func, {nd.MatmulOp: [small_product], nd.ExternOp: [grouped_product]}, symbols)
                 rewriter.run()
                 self.statistic("num-products", rewriter.changed.get("small_product", 0))
+                self.statistic("num-grouped", rewriter.changed.get("grouped_product", 0))

@@ -17,7 +17,7 @@ from ....dialects.nd.base import ExprsAttr
 from ....dialects.nd.types import TensorType, tensor_type
 from ..algebra.rewriter import Rewriter
 from .carried_scores import exact_factors, without_cast
-from .nd_small_products import EXACT, as_terms
+from .product_terms import EXACT, as_terms
 
 
 def ordered_product(rw: Rewriter, op: nd.MatmulOp, bias: SSAValue | None) -> SSAValue:

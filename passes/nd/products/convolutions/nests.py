@@ -25,7 +25,7 @@ from .....dialects.nd.types import LayoutAttr, TensorType, compute_type, tensor_
 from ....cost.library_cost import bytes_of, size
 from ....cost.machine.gpu import VECTOR_HALVES
 from ...algebra.rewriter import Rewriter
-from ..nd_small_products import rounded_operand
+from ..product_terms import rounded_operand
 
 IMAGE_RANK = 4
 """Dimensions of tensors whose order loop-layout chooses."""

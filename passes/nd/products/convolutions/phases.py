@@ -29,7 +29,7 @@ from .....dialects.nd.base import ExprsAttr, IntsAttr
 from .....dialects.nd.types import TensorType, tensor_type
 from ....cost.library_cost import size
 from ...algebra.rewriter import Rewriter
-from ..nd_small_products import rounded_operand
+from ..product_terms import rounded_operand
 from .nests import channels_first, in_order, kept, out_of_order, summed
 
 
