@@ -1,6 +1,7 @@
 """The dialect `stepwell`: what is said of a whole module. `stepwell.machine`, an attribute of the module, names the machine that it is
 compiled for. `stepwell.order` says that each sum has one order: "fixed", whatever else is computed beside it; "repeatable", in every run
-of the same program. `stepwell.max_memory` is how many bytes a call may take.
+of the same program. `stepwell.max_memory` is how many bytes a call may take. `stepwell.recorded_launches`: what a call launches on a GPU is
+recorded once and then replayed as a whole.
 
     builtin.module attributes {stepwell.machine = #stepwell.machine<"sm_90", multiprocessors = 132>} { ... }
     builtin.module attributes {stepwell.order = "fixed", stepwell.max_memory = 2147483648 : i64} { ... }
@@ -27,6 +28,8 @@ ORDER = "stepwell.order"
 """The attribute of a module whose sums have one order in every run: "repeatable", or "fixed", where it depends on what they add alone."""
 MAX_MEMORY = "stepwell.max_memory"
 """The attribute of a module that says how many bytes a call may take beyond what its caller holds."""
+RECORDED_LAUNCHES = "stepwell.recorded_launches"
+"""The attribute of a module whose launches are replayed from a recording, so that the host's time for each does not count."""
 USUAL_GPU = "sm_90"
 """The GPU that is meant where none is named."""
 NUMBERS: Mapping[str, Mapping[str, int]] = {
@@ -98,6 +101,12 @@ def max_memory(op: Operation) -> int | None:
     module = module_of(op)
     given = module.attributes.get(MAX_MEMORY) if module is not None else None
     return given.value.data if isinstance(given, IntegerAttr) else None
+
+
+def records_launches(op: Operation) -> bool:
+    """Whether what `op`'s module launches is to be replayed as a whole."""
+    module = module_of(op)
+    return module is not None and RECORDED_LAUNCHES in module.attributes
 
 
 def has_library(op: Operation) -> bool:

@@ -268,3 +268,10 @@ def weighed_ns(work: Weighing, gpu: Gpu) -> float:
     busy = waves * weighed_wave_ns(work, gpu, WEIGHED_ROWS)
     memory = work.moved / gpu.rates.memory_gbs
     return gpu.busy(busy, memory) + gpu.start_ns * (1 if waves >= 1.0 else 2)
+
+
+def attention_call_ns(work: Weighing, gpu: Gpu) -> float:
+    """The library's kernel for the same: it parts terms and rows so that units are busy as far as there is work for them."""
+    flops = 2.0 * work.batch * work.rows * work.terms * (work.depth + work.columns)
+    units = flops / (gpu.rates.tflops[work.kind] * 1e3 * gpu.rates.library["weighed"])
+    return gpu.busy(units, work.moved / gpu.rates.memory_gbs) + gpu.start_ns

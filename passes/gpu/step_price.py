@@ -143,7 +143,7 @@ def _call(op: mem.ExternOp, hints: Mapping[str, int], gpu: Gpu) -> Cost:
         ns = price(Contraction(rows, columns, depth, batch, kind=kind, width=_width(op), out_width=_width(op)), gpu).ns
         busy = max(0.0, ns - rates.start_us * 1e3)
     else:
-        busy = work.flops / (rates.tflops[kind] * 1e3 * (rates.generated["weighed"] if is_attention(op) else 1.0))
+        busy = work.flops / (rates.tflops[kind] * 1e3 * (rates.library["weighed"] if is_attention(op) else 1.0))
         busy += rates.convolution_us * 1e3 * is_convolution
     return replace(_cost(work, busy, work.read + work.written, float("inf"), gpu), style="library")
 

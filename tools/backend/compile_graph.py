@@ -13,12 +13,12 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch.fx import GraphModule
 from xdsl.context import Context
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp, i64
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, UnitAttr, i64
 from xdsl.passes import ModulePass
 
 from ...dialects import load_dialects
 from ...dialects.expr import free_syms
-from ...dialects.machine import MACHINE, MAX_MEMORY
+from ...dialects.machine import MACHINE, MAX_MEMORY, RECORDED_LAUNCHES
 from ...lowering.fx.rewrites import names as names_of_rewrites
 from ...lowering.fx.rewrites import rewrites_at
 from ...lowering.fx_to_nd import Border, Imported, import_graph
@@ -192,6 +192,8 @@ def fitted_pipeline(module: ModuleOp, device: str, options: Options) -> Pipeline
         module.attributes[MACHINE] = machine
     if (bound := options.memory_bound) is not None:
         module.attributes[MAX_MEMORY] = IntegerAttr(bound, i64)
+    if options.launch_graphs and torch.device(device).type != "cpu":
+        module.attributes[RECORDED_LAUNCHES] = UnitAttr()
     target.fit(pipeline, module, device, measure(options))
     return pipeline
 

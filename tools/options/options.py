@@ -61,7 +61,7 @@ class Options:
     """With `freezing`, on a CPU: up to which tile of pixels 3 x 3 convolutions of float32 take Winograd's form where that costs less. Tiles
     of 2 x 2 round as the sums of eager do, those of 4 x 4 a few times as much (docs/explanation/cpu-code.md)."""
 
-    launch_graphs: bool = option(False, effect=Effect.OUTSIDE)
+    launch_graphs: bool = option(False)
     """On a GPU, record what a graph launches and replay it as a whole (docs/howto/launch-graphs.md). On the CPU it changes nothing: a
     compiled graph is one native call already."""
 

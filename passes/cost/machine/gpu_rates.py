@@ -5,7 +5,8 @@ rows weighed by a softmax of products (`weighed`), of depthwise convolutions, wh
 type where that is not all of it, or more (f32: by units for TF32; `f32_passes` is how many times its factors count where they come from
 the cache, since they are taken apart; `lookups_per_ns` are numbers that factors of few rows take from a table, one by one); `library`
 holds how much of that the library's reach, of one product its grouped products (`grouped`), what an activation that it computes as well
-takes of an element, in picoseconds (`relu`, `gelu`), and what rows and columns its blocks have at least (`f32_rows`).
+takes of an element, in picoseconds (`relu`, `gelu`), what its attention reaches (`weighed`), and what rows and columns its blocks have at
+least (`f32_rows`).
 """
 
 from __future__ import annotations
@@ -69,3 +70,16 @@ class HostBound:
 
 
 HOST_BOUND_CONVOLUTION = prices("host_bound_convolution", HostBound)
+
+
+@dataclass(frozen=True)
+class HostCalls:
+    """Nanoseconds of the host, which goes on while the device works: for a call of the library's attention, which runs many layers of torch
+    and allocates; for one of its products; for a launch of a kernel of ours."""
+
+    attention_ns: float
+    product_ns: float
+    launch_ns: float
+
+
+HOST_CALLS = prices("host_calls", HostCalls)

@@ -9,6 +9,7 @@
     %f = nd.cat %a, %b      (a factor of such)        ->   a sum for each part, or a selection: see joined_factors
     aten._grouped_mm          (cheaper so)            ->   the same: see grouped_products
     %y = nd.extern _scaled_mm, _int_mm                ->   the same for 8-bit factors: see scaled_products
+    %o = nd.extern _scaled_dot_product_... (cheaper)  ->   products and a softmax, one kernel of ours: see library_attention
     %c = nd.conv %x, %w, %bias                        ->   nd.conv %x, %w ; nd.add, which fuses with what follows
     %c = nd.conv %x, %w, %bias   (cheaper so)         ->   multiplications and a sum, as products: see convolutions/nests
     %c = nd.conv %x, %w {transposed} (cheaper so)     ->   a product for each phase: see convolutions/phases
@@ -32,7 +33,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from ....dialects import nd
 from ....dialects.expr import ONE, as_expr, product
-from ....dialects.machine import has_fixed_order, has_library
+from ....dialects.machine import has_fixed_order, has_library, records_launches
 from ....dialects.nd.base import ExprsAttr
 from ....dialects.nd.pointwise import OPS, CastOp
 from ....dialects.nd.types import FLOATS, tensor_type
@@ -44,6 +45,8 @@ from ...cost.machine import Gpu, machine_of
 from ...cost.machine.gpu_rates import HOST_BOUND_CONVOLUTION
 from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
+from ..library_attention import PricedAttention, cheaper_generated, priced_attention
+from ..nd_attention import keeps_eager_numerics
 from .carried_scores import exact_factors, without_cast
 from .convolutions.gradients import split_image_gradients, take_back, without_image_gradient
 from .convolutions.nests import as_product, is_depthwise
@@ -274,6 +277,8 @@ class NdLibraryProducts(Pass):
                 continue
             if ordered and (wide := widen_rows(func, symbols)):
                 self.statistic("num-widened", wide)
+            if self.library == "price" and not everything and not keeps_eager_numerics(op):
+                self._spell_attention(func, chooser)
             calls = [scaled_product(o) for o in list(func.body.block.ops) if isinstance(o, nd.ExternOp)]
             scaled.clear()
             scaled.update((one.product, one) for one in calls if one is not None)
@@ -305,3 +310,22 @@ class NdLibraryProducts(Pass):
             named = (library_epilogue, biased_product, own_product, library_product, joined_factor, own_convolution, convolution_bias)
             for rule in (*named, grouped_product, pixel_product):
                 self.statistic(rule.__name__.replace("_", "-"), rewriter.changed.get(rule.__name__, 0))
+
+    def _spell_attention(self, func: FuncOp, chooser: ProductChooser) -> None:
+        """Attention of the library becomes products and a softmax where a kernel of ours is cheaper."""
+        found = priced_attention(func, chooser.gpu, chooser.hints)
+        if not found:
+            return
+        chosen: dict[Operation, PricedAttention] = {
+            one.op: one for one in cheaper_generated(found, *chooser.library_products(func), records_launches(func))
+        }
+        for one in found:
+            way = ("generated", "applied") if one.op in chosen else ("a call of the library", "missed")
+            self.remark(one.op, f"{way[0]}: by price ({one})", way[1])
+
+        def attention(rw: Rewriter, op: Operation) -> SSAValue | None:
+            return chosen[op].call.with_own_keys(rw).spelled(rw, weigh_narrow=True) if op in chosen else None
+
+        rewriter = Rewriter(func, {nd.ExternOp: [attention]}, chooser.symbols)  # pyright: ignore[reportArgumentType]
+        rewriter.run()
+        self.statistic("spelled-attention", rewriter.changed.get("attention", 0))

@@ -126,6 +126,12 @@ class ProductChooser:
                 found[op] = Choice(False, cannot(op, self.gpu, self.symbols, self.scaled.get(op)))
         return found, parted
 
+    def library_products(self, func: FuncOp) -> tuple[float, int]:
+        """Nanoseconds of all products of a function as calls of the library, and how many there are."""
+        found = _products(func)
+        works = [_work((op,), _Region([op.result], set()), 0, self.hints, self.types) for op in found]
+        return sum(library_ns(work, self.gpu) for work in works), len(found)
+
     def _give_own_scores(self, func: FuncOp) -> None:
         """Attention whose scores others need, too, computes them for itself where it is cheaper to do that than to read the weights."""
         possible = [op for op in _products(func) if self.may_be_scores(op)]

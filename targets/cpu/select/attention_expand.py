@@ -9,23 +9,21 @@ that share keys are rows of one product. Rows that see nothing are 0, as in the 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import FloatAttr, ModuleOp, StringAttr, f32, i1
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from ....dialects import nd
 from ....dialects.expr import ONE
-from ....dialects.nd.base import IntsAttr
-from ....dialects.nd.pointwise import OPS, CastOp, CmpOp, SelectOp, broadcast_dims
-from ....dialects.nd.types import TensorType, tensor_type
+from ....dialects.nd.types import tensor_type
 from ....lowering.mem_to_cpu.attention import FlashCall, flash_call, shapes_fit
 from ....passes.manager.pass_manager import Pass
 from ....passes.nd.algebra.rewriter import Rewriter
 from ....passes.nd.nd_attention import keeps_eager_numerics
+from ....passes.nd.spelled_attention import AttentionCall
 from ..gemm.choice import are_few_queries
 
 
@@ -69,49 +67,9 @@ def _is_of_few(op: nd.ExternOp, flash: FlashCall) -> bool:
 def _spelled(rw: Rewriter, op: nd.ExternOp, flash: FlashCall) -> SSAValue:
     query, key, value = (op.operands[k] for k in (flash.query, flash.key, flash.value))
     t, k = tensor_type(query), tensor_type(key)
-    batch, heads, keys, depth = k.dims
+    batch, heads, _, depth = k.dims
     if t.dims[1] is not heads:  # heads that share keys are rows of one product
         query = rw.new(nd.ReshapeOp.new((query,), t.with_dims((batch, heads, t.dims[1] // heads * t.dims[2], depth))))
-    rows = tensor_type(query).dims[2]
-    turned = rw.new(nd.PermuteOp.new((key,), k.with_dims((batch, heads, depth, keys)), dims=IntsAttr.get([0, 1, 3, 2])))
-    wide = TensorType.get((batch, heads, rows, keys), f32, t.device.data)
-    scale = flash.scale if flash.scale is not None else 1 / math.sqrt(depth.value or 1)
-    scores = _pointwise(rw, "mul", rw.new(nd.MatmulOp.new((query, turned), wide)), _number(rw, scale, wide))
-    if flash.mask is not None:
-        scores = _pointwise(rw, "add", scores, _wide(rw, op.operands[flash.mask]))
-    weights = _softmax_or_zero(rw, scores)
-    made = rw.new(nd.MatmulOp.new((weights, value), wide.with_dims((batch, heads, rows, depth))))
-    made = made if t.element_type == f32 else rw.new(CastOp.new((made,), tensor_type(made).with_dtype(t.element_type)))
+    mask = None if flash.mask is None else op.operands[flash.mask]
+    made = AttentionCall(query, key, value, mask, scale=flash.scale).spelled(rw, weigh_narrow=False)
     return made if tensor_type(made).dims == t.dims else rw.new(nd.ReshapeOp.new((made,), t))
-
-
-def _softmax_or_zero(rw: Rewriter, x: SSAValue) -> SSAValue:
-    """Softmax over the last dimension, f32; rows of -inf alone are 0."""
-    high = _reduced(rw, "max", x)
-    lowest = _number(rw, -math.inf, tensor_type(x))
-    nothing = rw.new(CmpOp.new((high, lowest), tensor_type(high).with_dtype(i1), predicate=StringAttr("eq")))
-    e = _pointwise(rw, "exp", _pointwise(rw, "sub", x, high))
-    shares = _pointwise(rw, "div", e, _reduced(rw, "sum", e))
-    return rw.new(SelectOp.new((nothing, _number(rw, 0.0, tensor_type(x)), shares), tensor_type(x)))
-
-
-def _reduced(rw: Rewriter, kind: str, x: SSAValue) -> SSAValue:
-    """A reduction over the last dimension, which keeps size 1."""
-    t = tensor_type(x)
-    made = rw.new(nd.ReduceOp.new((x,), t.with_dims(t.dims[:-1]), kind=StringAttr(kind), dims=IntsAttr.get([t.rank - 1])))
-    return rw.new(nd.ReshapeOp.new((made,), t.with_dims((*t.dims[:-1], ONE))))
-
-
-def _pointwise(rw: Rewriter, name: str, *operands: SSAValue) -> SSAValue:
-    dims = broadcast_dims(*(tensor_type(x).dims for x in operands))
-    assert dims is not None
-    return rw.new(OPS[name].new(operands, tensor_type(operands[0]).with_dims(dims)))
-
-
-def _wide(rw: Rewriter, x: SSAValue) -> SSAValue:
-    t = tensor_type(x)
-    return x if t.element_type == f32 else rw.new(CastOp.new((x,), t.with_dtype(f32)))
-
-
-def _number(rw: Rewriter, value: float, t: TensorType) -> SSAValue:
-    return rw.new(nd.FullOp.new((), t.with_dims(()), value=FloatAttr(value, f32)))

@@ -139,7 +139,7 @@ def test_what_options_mean_for_caches():
 
     assert with_effect(Effect.CODE) == ["passes"]
     assert with_effect(Effect.UNTRACED) == ["fx_passes", "partitioner", "decompositions", "check_nan", "check"]
-    assert with_effect(Effect.OUTSIDE) == ["launch_graphs", "compile_mode", "on_failure"]
+    assert with_effect(Effect.OUTSIDE) == ["compile_mode", "on_failure"]
     assert with_effect(Effect.UNKEPT) == ["no_fuse", "fuse", "tile", "loop_order"]
     assert with_effect(Effect.SHOWN) == ["verify", "debug", "print_ir", "timing"]
     assert with_effect(Effect.QUIET) == ["cache", "cache_limit"]
