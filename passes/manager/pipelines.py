@@ -50,7 +50,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
             "loop-recompute", "loop-inline", "loop-layout", "loop-order",
         ),
         "mem": (
-            "loop-to-mem", "gpu-parallel-scatter", "gpu-recompute", "gpu-split-rows", "gpu-online-softmax", "gpu-cooperative-rows",
+            "loop-to-mem", "gpu-parallel-scatter", "gpu-split-rows", "gpu-online-softmax", "gpu-cooperative-rows",
             "gpu-fission", "gpu-split-reduction", "gpu-list-blocks", "gpu-split-scan", "gpu-neighbours",
             "gpu-window-strips", "mem-plan", "mem-view-offsets", "gpu-schedule", "mem-check-memory", "mem-check-order",
         ),

@@ -26,7 +26,6 @@ OURS: dict[str, str] = {
     "gpu-parallel-scatter": "passes.gpu.gpu_parallel_scatter:GpuParallelScatter",
     "gpu-cooperative-rows": "passes.gpu.gpu_cooperative_rows:GpuCooperativeRows",
     "gpu-fission": "passes.gpu.gpu_fission:GpuFission",
-    "gpu-recompute": "passes.gpu.gpu_recompute:GpuRecompute",
     "tt-join-launches": "lowering.mem_to_tt.tt_join_launches:TtJoinLaunches",
     "tt-overlap-launches": "lowering.mem_to_tt.tt_overlap_launches:TtOverlapLaunches",
     "gpu-schedule": "passes.gpu.gpu_schedule:GpuSchedule",

@@ -3,7 +3,8 @@
 A *step* is one loop over the members' inner sizes (a `loop.for`), one reduction, or code outside of any inner loop. Members go into the
 earliest step with their sizes that comes after everything they need; members in one step share its loop. A value that a later step
 needs is kept as a scalar if it does not depend on the step's loops, else computed again there, or stored and loaded: in memory of the
-iteration (`loop.local`) where that is small and nobody else needs it, else in an out.
+iteration (`loop.local`) where that is small and nobody else needs it, else in an out. Where a row is on chip (GPUs), all that a value comes
+from is at hand, and memory for it would have to be written: there computing again comes first.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ...manager.locations import joined
 from ..transform.body import Body
 from ..transform.nest_copy import NestCopy
 from .emit_steps import FusedLoop, GroupSteps, Local
+from .facts import MAX_REPEATED_OPS
 from .sharing.align import LoopEnvs
 from .types import Group, Member
 
@@ -57,6 +59,7 @@ class GroupWriter:
         needed: Callable[[SSAValue], bool],
         placed: Callable[[Group, Member, Sequence[Expr]], tuple[Expr, ...]],
         local_bytes: int = 0,
+        on_chip: bool = False,
     ):
         self.group, self.inlined, self.envs, self.needed = group, inlined, envs, needed
         self.placing = placing = GroupSteps(group, inlined, envs, placed)
@@ -66,6 +69,8 @@ class GroupWriter:
         self.inner: tuple[Expr, ...] = ()
         self.local_bytes = local_bytes
         """How much memory an iteration may still take for itself."""
+        self.on_chip = on_chip
+        """Whether an iteration has the rows that it reads at hand."""
 
     def write(self) -> loop.NestOp:
         """The fused nest; `results` of the group's nests that it replaces are in `self.replaced`, in the order of its own results."""
@@ -111,13 +116,14 @@ class GroupWriter:
             late = self.placing.later_reads(tensor)
             if tensor in outs or not late or tensor in self._chained():
                 continue
-            host = self._host(tensor, late, outs)
+            again = self._computes_again(tensor, late)
+            host = None if again and self.on_chip else self._host(tensor, late, outs)
             if host is not None:
                 self.shared_out[tensor] = host
             elif self._keeps_in_iteration(tensor, late):
                 local.axes = self._own_axes(local)
                 self.local_bytes -= self._own_bytes(tensor, local.axes)
-            elif self._computes_again(tensor, late):
+            elif again:
                 self.recomputed.add(tensor)
             else:
                 outs.append(tensor)
@@ -156,20 +162,22 @@ class GroupWriter:
         return False
 
     def _computes_again(self, tensor: SSAValue, late: list[tuple[Member, tuple[Expr, ...] | None]]) -> bool:
-        """Whether later steps compute a value again: one that they need at few places, with all that is not at hand there little work."""
+        """Whether later steps compute a value again: one that they need at few places, with all that is not at hand there little work. Of
+        a row on chip that is few operations, whichever they are: both steps are code for all of it, and a compiler shares what is equal."""
         member = self.locals[tensor].member
         if not member.info.is_pointwise or self._same_tensor_chain(member) or len({i for _, i in late}) > MAX_READ_PLACES:
             return False
         worklist, seen, work = [tensor], {tensor}, 0.0
-        while worklist and work <= MAX_RECOMPUTED_COST:
+        most = MAX_REPEATED_OPS if self.on_chip else MAX_RECOMPUTED_COST
+        while worklist and work <= most:
             value = worklist.pop()
             info = self.locals[value].member.info if value in self.locals else self.inlined[value]
-            work += sum([units for _, units in info.parts])
+            work += info.ops - len(info.reads) - len(info.writes) if self.on_chip else sum([units for _, units in info.parts])
             for t in {a.tensor for a in info.reads} - seen:
                 seen.add(t)
                 if t in self.inlined or (t in self.locals and not (self.needed(t) or self.placing.is_scalar(t) or t in self.shared_out)):
                     worklist.append(t)
-        return work <= MAX_RECOMPUTED_COST
+        return work <= most
 
     def _inner_dims(self, member: Member) -> list[Expr]:
         base = len(self.group.outer)

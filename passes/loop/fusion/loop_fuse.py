@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, StringAttr
@@ -22,7 +23,7 @@ from ...analysis.nest_info import is_in_place
 from ...analysis.origins import title
 from ...analysis.symbols import symbol_hints
 from ...analysis.weighed_calls import TERMS, called_terms
-from ...cost.machine import machine_of
+from ...cost.machine import Gpu, machine_of
 from ...manager.pass_manager import Pass
 from ..directives import Outcome
 from .directives import Directives, log
@@ -199,6 +200,7 @@ def _copied_behind_border(nest: loop.NestOp) -> OpResult | None:
 def rewrite(func: FuncOp, plan: FusionPlan, planner: Planner, local_bytes: int = 0) -> None:
     """Put the plan into effect: one nest for each group, units in the plan's order, unused nests gone."""
     block = func.body.block
+    on_chip = isinstance(planner.machine, Gpu)
     users = _group_users(plan, planner)
     dead: list[Operation] = [info.op for info in plan.inlined.values()]
     for unit in plan.units:
@@ -212,7 +214,8 @@ def rewrite(func: FuncOp, plan: FusionPlan, planner: Planner, local_bytes: int =
             block.add_op(op)
             plan.nests[op] = unit
             continue
-        writer = GroupWriter(unit, plan.inlined, planner.envs, lambda t, u=unit: _needed(t, u, users), planner.matching.placed, local_bytes)
+        needed = partial(_needed, group=unit, users=users)
+        writer = GroupWriter(unit, plan.inlined, planner.envs, needed, planner.matching.placed, local_bytes, on_chip)
         nest = writer.write()
         block.add_op(nest)
         plan.nests[nest] = unit

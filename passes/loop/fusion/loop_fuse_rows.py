@@ -21,6 +21,7 @@ from ....dialects.machine import has_fixed_order
 from ....dialects.nd import symbol_ranges
 from ...analysis.origins import title
 from ...analysis.symbols import symbol_hints
+from ...cost.machine import Gpu, machine_of
 from ...manager.pass_manager import Pass
 from .rows.emit import RowWriter
 from .rows.plan import RowFusion, RowPlanner, used_ops
@@ -52,21 +53,22 @@ class LoopFuseRows(Pass):
             self.record("row-fusion", (planner, fusions))
             place = {op: float(k) for k, op in enumerate(func.body.block.ops)}
             for fusion in fusions:
-                rewrite(fusion, symbols, place)
+                rewrite(fusion, symbols, place, isinstance(machine_of(func), Gpu))
                 self.statistic("num-merged", len(fusion.parts))
             if fusions:
                 reorder(func.body.block, place)
 
 
-def rewrite(fusion: RowFusion, symbols: RangeEnv, place: dict[Operation, float]) -> None:
-    """Put one fusion into effect; its nest stands at the end of the block and is noted in `place` where the last of the old ones was."""
+def rewrite(fusion: RowFusion, symbols: RangeEnv, place: dict[Operation, float], on_chip: bool = False) -> None:
+    """Put one fusion into effect; its nest stands at the end of the block and is noted in `place` where the last of the old ones was.
+    `on_chip`: an iteration has its rows at hand, and computes again what would have to be stored."""
     ops = fusion.ops()
     parts = set(ops[1:])
 
     def needed(tensor: SSAValue) -> bool:
         return any(not isinstance(u.operation, loop.LoadOp) or loop.nest_around(u.operation) not in parts for u in tensor.uses)
 
-    writer = RowWriter(fusion, symbols, needed)
+    writer = RowWriter(fusion, symbols, needed, on_chip)
     nest = writer.write()
     block = ops[0].parent
     assert block is not None and block.last_op is not None

@@ -121,7 +121,7 @@ READ_AGAIN = """
 @pytest.mark.parametrize(
     ("device", "pipeline", "attributes"),
     [
-        ("gpu", "gpu-recompute,gpu-schedule,mem-to-tt,tt-join-launches,to-host", SM_90),
+        ("gpu", "gpu-schedule,mem-to-tt,tt-join-launches,to-host", SM_90),
         ("gpu", "gpu-parallel-scatter,gpu-schedule,mem-to-tt,tt-join-launches,to-host", SM_90),
         ("cpu", "loop-schedule,mem-to-cpu,to-host", ""),
         ("cpu", "loop-hoist,loop-schedule,mem-to-cpu,to-host", ""),

@@ -54,6 +54,8 @@ def test_rows_and_the_columns_summed_over_them_are_one_nest():
     # the normalised rows are not kept in memory: nothing of their size is allocated but the gradient
     sizes = [a.result.type.dims for a in module.walk() if isinstance(a, mem.AllocOp)]
     assert sum([d.value for d in dims] == [4096, 96] for dims in sizes) == 1
+    # but computed again where the gradient is stored, and the columns are added up there too
+    assert [[d.value for d in op.loop_sizes] for op in inside(rows, loop.ForOp | loop.ReduceOp)] == [[96], [16], [96], [96]]
     assert [s.value for s in columns.loop_sizes] == [96] and columns.block.first_op.kind_names == ["sum", "sum"]
 
 

@@ -9,8 +9,8 @@
       loop.for (%j = 768) { ... }                // what is left to do with the sums, if anything
     }
 
-Columns go into the last loop of a row where that has their size; what a row has just stored is passed on as a value. Sums of 16-bit
-floats are accumulated in an out of their own, in f32.
+Columns go into the last loop of a row where that has their size; what a row has just stored is passed on as a value. Where rows are on
+chip (GPUs) what it has stored in an earlier loop is computed again. Sums of 16-bit floats are accumulated in an out of their own, in f32.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ from .....dialects.nd.types import TensorType, tensor_type
 from ....analysis.reduction_kinds import identity
 from ....manager.locations import joined
 from ...transform.body import Body
+from ...transform.loop_rewrite import needed
 from ...transform.nest_copy import NestCopy
+from ..facts import MAX_REPEATED_OPS
+from ..placement import final_store
 from .plan import COLUMN_MODES, Facts, RowFusion, RowPart
 
 
@@ -38,8 +41,10 @@ class _Again(Exception):
 class RowWriter:
     """Writes one fusion; `needed(tensor)` says whether a result of the rows is used by others than the parts."""
 
-    def __init__(self, fusion: RowFusion, symbols: RangeEnv, needed: Callable[[SSAValue], bool]):
+    def __init__(self, fusion: RowFusion, symbols: RangeEnv, needed: Callable[[SSAValue], bool], on_chip: bool = False):
         self.fusion = fusion
+        self.on_chip = on_chip
+        """Whether an iteration has the rows that it reads at hand."""
         self.symbols = symbols
         self.rows = fusion.facts
         self.dropped = {r for r in self.rows.nest.results if not needed(r)}
@@ -127,7 +132,7 @@ class RowWriter:
         facts = self.rows
         yielded: dict[int, list[SSAValue]] = {}
         own = {facts.nest.indices[k]: place.get(k, ZERO) for k in range(facts.loops) if k not in self.fusion.across}
-        copy = _Copy(self, facts, own)
+        copy = self.row = _Copy(self, facts, own)
         ops: Iterable[Operation] = facts.nest.block.ops
         self._hosted = set()
         if not self.fusion.across:
@@ -271,6 +276,26 @@ class RowWriter:
             self.body.append(loop.YieldOp.create(operands=copy.yielded(reduce.block)))
         return list(new.results)
 
+    def again(self, k: int, index: tuple[Expr, ...]) -> SSAValue | None:
+        """The element of result `k` that this row has stored in an earlier loop, computed again from what is on chip. None where others
+        need the result in memory, or that would be much."""
+        nest, row = self.rows.nest, self.row
+        result = nest.results[k]
+        store = final_store(result)
+        if not self.on_chip or result not in self.dropped or result not in self.stored or store is None or store.parent is None:
+            return None
+        source = needed([store.value], store.parent)
+        if len(self.rows.stored(k)) > 1 or len(source) > MAX_REPEATED_OPS or not all(_is_repeatable(op, nest) for op in source):
+            return None
+        place = {store.index_operands[e.index]: at for e, at in zip(store.index_map.results, index, strict=True) if isinstance(e, Dim)}
+        if any(place.get(v, here) != here for v, here in row.place.items() if v in nest.indices):
+            return None  # an element of another row
+        copy = _Copy(self, self.rows, {**row.place, **place})
+        copy.values.update(row.values)
+        for op in source:
+            copy.op(op)
+        return copy.value(store.value)
+
     def _accumulate(self, k: int, place: dict[int, Expr], values: list[SSAValue]) -> None:
         part = self.fusion.parts[k]
         at: dict[Dim, Expr] = {d: place[part.place[d].index] if d in part.place else ZERO for d in part.kept}
@@ -353,16 +378,19 @@ class _Copy(NestCopy):
         writer, body, tensor = self.writer, self.body, op.source
         nest = writer.rows.nest
         if tensor in self.facts.nest.out_args:
-            return body.load(self._out(tensor), index, mask, other, mutable=True)
+            again = writer.again(list(nest.out_args).index(tensor), index) if self.facts is writer.rows and mask is None else None
+            return again or body.load(self._out(tensor), index, mask, other, mutable=True)
         if tensor not in nest.results:
             return body.load(tensor, index, mask, other)
+        k = list(nest.results).index(tensor)  # pyright: ignore[reportArgumentType]
         known = writer.stored.get(tensor)
-        if known is not None and known[0] == index and known[2] in body.blocks:
-            return known[1] if mask is None or other is None else body.select(mask, known[1], other)
+        at_hand = known is not None and known[0] == index and known[2] in body.blocks
+        value = known[1] if known is not None and at_hand else writer.again(k, index)
+        if value is not None:
+            return value if mask is None or other is None else body.select(mask, value, other)
         if writer.in_host and not writer.fusion.across:
             writer.apart.update(k for k, p in enumerate(writer.fusion.parts) if p.facts is self.facts)
             raise _Again
-        k = list(nest.results).index(tensor)  # pyright: ignore[reportArgumentType]
         return body.load(self._out(nest.out_args[k], tensor), index, mask, other, mutable=True)
 
     def _out(self, argument: SSAValue, result: SSAValue | None = None) -> SSAValue:
@@ -419,6 +447,11 @@ def _is_plain(facts: Facts, store: loop.StoreOp, dtype: Attribute) -> bool:
     whole = whole and loop.shaped_dims(store.target.type) == nest.loop_sizes and isinstance(nest.outs[k].owner, loop.EmptyOp)
     read = any(r.tensor is store.target for r in facts.reads)
     return whole and not read and loop.element_type(store.target.type) == dtype
+
+
+def _is_repeatable(op: Operation, nest: loop.NestOp) -> bool:
+    """Whether an operation of a nest may be done twice: it has no effects and no loops, and does not read what the nest stores."""
+    return not (op.regions or isinstance(op, loop.StoreOp | loop.BoundOp) or (isinstance(op, loop.LoadOp) and op.source in nest.out_args))
 
 
 def _needed(block: Block, reduce: loop.ReduceOp | None, skip: set[Operation] = frozenset()) -> list[Operation]:  # pyright: ignore[reportArgumentType]
