@@ -19,6 +19,7 @@ from ...lowering.fx.post_grad.freezing import fold, foldable
 from ...lowering.fx.post_grad.weight_order import OwnProduct
 from ...lowering.fx_to_nd import Border
 from ...targets.cpu.gemm.choice import prefer_own_gemm
+from ..compiled.compiled import picker
 from ..options.options import Options
 
 log = logging.getLogger("stepwell")
@@ -95,18 +96,19 @@ class Frozen:
         shown = {*border.views.values(), *border.updates.values()} if border else set()
         self._at = [places[n] for n in foldable(gm, weights) if places[n] not in shown]
         tensors = {places[n]: t for n, t in weights.items()}
-        self._programs: list[tuple[list[torch.Tensor], Program]] = []
+        self._held = picker(self._at)
+        self._programs: list[tuple[Sequence[torch.Tensor], Program]] = []
         self._general: Program | None = None
         self._add([tensors[k] for k in self._at])
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        held = [args[k] for k in self._at]
+        held = self._held(args)
         for known, run in self._programs:
             if all(map(is_, held, known)):
                 return run(args)
         return self._other(held)(args)
 
-    def _add(self, held: list[torch.Tensor]) -> Program:
+    def _add(self, held: Sequence[torch.Tensor]) -> Program:
         gm = copy.deepcopy(self._gm)
         nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
         fold(gm, {nodes[k]: t for k, t in zip(self._at, held, strict=True)}, *self._orders)
@@ -114,7 +116,7 @@ class Frozen:
         self._programs.append((held, run))
         return run
 
-    def _other(self, held: list[torch.Tensor]) -> Program:
+    def _other(self, held: Sequence[torch.Tensor]) -> Program:
         """A program for weights that were not seen before."""
         if len(self._programs) < MAX_PROGRAMS:
             return self._add(held)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -87,6 +88,13 @@ Trace = tuple[str, str, str]
 """Why a node may fail ("index": it indexes by values; "refused": eager refuses the call), its name, the lines of the user's program."""
 
 
+def picker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """A function that gives the elements of a sequence that stand at those places. It is part of each call of a graph."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda values: tuple([values[place] for place in places])
+
+
 class Runner:
     """Calls a program with the FX graph's inputs and makes the FX graph's outputs from what it returns."""
 
@@ -96,6 +104,8 @@ class Runner:
         self.graph = replace(graph, code=b"")
         self.inputs = graph.inputs
         self._count = len(graph.inputs)
+        self._least = max(graph.inputs, default=-1) + 1
+        self._pick = picker(graph.inputs)
         self.outputs = graph.outputs
         self.constants = graph.constants
         plain = [o.kind == "result" and o.value == k and o.base is None for k, o in enumerate(self.outputs)]
@@ -155,9 +165,9 @@ class Runner:
 
     def _chosen(self, args: list[Any]) -> list[Any]:
         """Those of the inputs that the program takes; the list is emptied."""
-        if len(args) <= max(self.inputs, default=-1):
-            raise TypeError(f"the {self.kind or 'compiled'} graph takes {max(self.inputs) + 1} inputs or more, {len(args)} are given")
-        chosen = [args[k] for k in self.inputs]
+        if len(args) < self._least:
+            raise TypeError(f"the {self.kind or 'compiled'} graph takes {self._least} inputs or more, {len(args)} are given")
+        chosen = list(self._pick(args))
         args.clear()
         return chosen
 
