@@ -25,6 +25,7 @@ from ..cost.nest_cost import NS_PER_UNIT, SERIAL_NS, Schedule, _name, _number
 from ..cost.schedule_choice import choose
 from ..manager.pass_manager import Pass
 from .fixed_order import fix_order
+from .transform.jam_neighbours import jam_neighbours
 
 
 def _number_attr(node: Node, one: Loop) -> Attribute:
@@ -89,6 +90,9 @@ class LoopSchedule(Pass):
         for nest in [n for n in op.walk() if type(n) is loop.NestOp]:
             if "vector" in schedule_table(nest):
                 continue
+            if trips := jam_neighbours(nest, symbols):
+                self.statistic("num-jammed")
+                self.remark(nest, f"a loop of {trips} iterations is written out: together they store whole vectors", "applied")
             same = known.setdefault(nest_key(nest)[0], nest)
             if same is not nest:
                 copy_schedule(same, nest)
