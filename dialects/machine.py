@@ -30,6 +30,8 @@ MAX_MEMORY = "stepwell.max_memory"
 """The attribute of a module that says how many bytes a call may take beyond what its caller holds."""
 RECORDED_LAUNCHES = "stepwell.recorded_launches"
 """The attribute of a module whose launches are replayed from a recording, so that the host's time for each does not count."""
+MEASURED_PRODUCTS = "stepwell.measured_products"
+"""The attribute of a module whose products of matrices by the library are measured when they are first computed."""
 USUAL_GPU = "sm_90"
 """The GPU that is meant where none is named."""
 NUMBERS: Mapping[str, Mapping[str, int]] = {
@@ -94,6 +96,12 @@ def is_repeatable(op: Operation) -> bool:
     """Whether sums have the same order in every run."""
     module = module_of(op)
     return module is not None and module.attributes.get(ORDER) in (StringAttr("fixed"), StringAttr("repeatable"))
+
+
+def measures_products(op: Operation) -> bool:
+    """Whether products by the library are measured when they are first computed."""
+    module = module_of(op)
+    return module is not None and MEASURED_PRODUCTS in module.attributes
 
 
 def max_memory(op: Operation) -> int | None:

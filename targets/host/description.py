@@ -134,6 +134,8 @@ class ProgramDescription:
     """The kernels that are not in the object: those for a GPU, or of a user's target."""
     target: str = "cpu"
     """What its kernels are made by (targets/target.py)."""
+    measures: bool = False
+    """Whether products of matrices are measured (gpu/products.py)."""
     launchers: list[Launcher] = field(default_factory=list)
     """The functions in the table of a native entry that launch kernels of the CPU."""
 

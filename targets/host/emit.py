@@ -16,6 +16,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import host
 from ...dialects.expr import Expr, as_expr
+from ...dialects.machine import measures_products
 from ...dialects.nd.call_args import Arg, Obj
 from ...dialects.nd.types import element_bytes
 from ..cpu.emit.text import ModuleText
@@ -68,6 +69,7 @@ def emit_host(
         device=device,
         kernels=list(kernels),
         target=target,
+        measures=measures_products(program),
     )
     if native:
         items = ItemTable()

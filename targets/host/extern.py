@@ -21,6 +21,7 @@ from ...dialects.nd.types import is_float
 from .description import ALIGNED, CODES
 from .element_types import is_constant_leaf
 from .gpu.emit import DeviceType, device_codes
+from .gpu.products import product_operands
 from .shims import Parameter, shim_name, signature
 from .symbols import cuda_shim_address, error_text_available, shim_address
 
@@ -68,6 +69,8 @@ class _Plan:
         self.kept: list[int] = []
         """Which results the program has a name for; the others are None or not wanted."""
         self.aliased: Any = None
+        self.product: tuple[Arg, ...] | None = None
+        """The tensors of a product of matrices that may be planned (gpu/products.py)."""
 
 
 def _schema(target: str) -> Any:
@@ -127,6 +130,8 @@ def _plan_shim(op: host.ExternOp, call: Call) -> _Plan:
     schema = _schema(call.target)
     named = _named_arguments(call, schema)
     plan, k = _Plan(symbol), 0
+    if device == "cuda":
+        plan.product = product_operands(op, named)
     while k < len(parameters):
         k += _plan_parameter(op, plan, parameters, k, named)
     returned = [r for r in schema.returns if r.alias_info is None or not r.alias_info.is_write]
@@ -273,7 +278,7 @@ def _plan_list(op: host.ExternOp, plan: _Plan, type: str, value: Any) -> None:
 
 
 def _emit_shim(emitter: _Emitter, op: host.ExternOp, plan: _Plan, number: int) -> None:
-    entry = emitter.entry
+    entry, values = emitter.entry, emitter.values
     slots = [entry.alloca("ptr" if type == "AtenTensorHandle*" else "i64", 8) for type in plan.results]
     if op.call.data.target in ALIGNED:
         plan.arguments = [("handle", _aligned(emitter, op, v)) if kind == "tensor" else (kind, v) for kind, v in plan.arguments]
@@ -281,10 +286,15 @@ def _emit_shim(emitter: _Emitter, op: host.ExternOp, plan: _Plan, number: int) -
     for type, (kind, value) in zip(plan.types, plan.arguments, strict=True):
         register = slots[value] if kind == "result" else _shim_argument(emitter, op, kind, value)
         texts.append(f"{type} {register}")
+    handles = [values.handle(values[op.inputs[one.index]]) for one in plan.product or ()]
     entry.where(number)
     entry.drop_lock()
     entry.module.declare(plan.symbol, "i32", ", ".join(plan.types))
+    planned = emitter.gpu.product(number, handles) if emitter.gpu is not None and handles else ""
     entry.require_ok(entry.let(f"call i32 @{plan.symbol}({', '.join(texts)})"), "operator")
+    if planned:
+        entry.do(f"br label %{planned}")
+        entry.start(planned)
     if plan.aliased is not None:
         emitter.values.alias(op.results[0], _shared(emitter, op.inputs[plan.aliased.index]))
         return

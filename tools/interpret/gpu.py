@@ -22,6 +22,7 @@ from xdsl.dialects.builtin import Float32Type, Float64Type, IntegerType, ModuleO
 from ...dialects.tt.structure import OVERLAPS
 from ...dialects.tt.types import PointerType, TensorDescType
 from ...targets.host.gpu.driver import LaunchConfig, Loaded, Maps
+from ...targets.host.gpu.products import ProductLibrary
 from ...targets.host.gpu.runtime_ir import EXTRA_ARGUMENTS, MAP_BYTES, Variant
 from ...targets.host.symbols import shim_address
 from ...targets.triton.boxes import Box, DescriptorArgument
@@ -76,6 +77,7 @@ class InterpretedDriver:
         self.refused: set[int] = set()
         """Addresses of tensors of which it encodes no descriptor."""
         self.current, self.stream = context, stream
+        self.product_library: ProductLibrary | None = None
         self._functions: list[tuple[GpuKernel, int, ModuleOp]] = []
         self._error = ""
         self._one_at_a_time = threading.Lock()
@@ -114,6 +116,10 @@ class InterpretedDriver:
     def context(self) -> int:
         """See Driver."""
         return self.current
+
+    def products(self) -> ProductLibrary | None:
+        """See Driver: torch's, unless a test puts a library here."""
+        return self.product_library
 
     def load(self, context: int, kernel: GpuKernel, variant: int) -> Loaded:
         """See Driver: functions are numbers from 1."""

@@ -23,6 +23,7 @@ from .runtime_ir import EXTRA_ARGUMENTS, DriverCode, Variant
 if TYPE_CHECKING:  # what makes kernels is large, and programs without any do without it
     from ...triton.boxes import Box, DescriptorArgument
     from ...triton.kernels import GpuKernel
+    from .products import ProductLibrary
 
 Maps = Sequence[tuple[int, bytes]]
 """Encoded descriptors, and at which positions they stand in place of the values of a launch."""
@@ -90,6 +91,10 @@ class Driver(Protocol):
 
     def message(self, code: int) -> str:
         """What a code of the driver means."""
+        ...
+
+    def products(self) -> ProductLibrary | None:
+        """What multiplies matrices by plans; None where torch does all of that."""
         ...
 
 
@@ -166,6 +171,12 @@ class CudaDriver:
         self._library.cuGetErrorString(code, ctypes.byref(text))
         known = [part.value.decode() for part in (name, text) if part.value]
         return ": ".join(known) or f"error {code}"
+
+    def products(self) -> ProductLibrary | None:
+        """See Driver."""
+        from .cublaslt import cublaslt
+
+        return cublaslt()
 
     def _check(self, code: int, what: str) -> None:
         if code:

@@ -20,7 +20,7 @@ from ..element_types import dtype_code
 from ..entry_code import launch_words
 from ..workspaces import workspace_bytes, workspace_places
 from .descriptors import site_text
-from .runtime_ir import SIZES_SHIFT, TABLE_HEAD, TABLE_WORKSPACES, VARIANT_BYTES, Variant
+from .runtime_ir import SIZES_SHIFT, TABLE_HEAD, TABLE_WORKSPACES, VARIANT_BYTES, Product, Variant
 
 if TYPE_CHECKING:
     from ...triton.kernels import GpuKernel
@@ -76,7 +76,7 @@ class GpuEntry:
         self.kernels = {kernel.name: (k, kernel) for k, kernel in enumerate(kernels)}
         """Name -> number in the program's table, and the kernel."""
         self.sites = 0
-        """How many launches with descriptors there are."""
+        """How many launches with descriptors there are, and products."""
         self.table = ""
         self.workspaces = ""
         """The register of the address of the memory that stays; null where the stream is not the default one."""
@@ -227,6 +227,32 @@ class GpuEntry:
         entry.module.globals.append(site_text(name, kernel.described))
         return entry.let(f"ptrtoint ptr {name} to i64")
 
+    # -- products of the library
+
+    def product(self, number: int, handles: Sequence[str]) -> str:
+        """Compute call `number`, a product of the tensors of these handles, as it was planned (products.py), and go to the label that is
+        given back; go on where torch is to compute it. Python's lock is not held."""
+        entry, site = self.emitter.entry, f"@stepwell_product{self.sites}"
+        self.sites += 1
+        entry.module.globals.append(f"{site} = internal global ptr null")
+        tensors, count = entry.scratch("ptr", handles), str(len(handles))
+        first = entry.call("stepwell_gpu_product", site, tensors, count, "%gpu")
+        before, unknown, known, others, done = entry.block, *(entry.label() for _ in range(4))
+        entry.do(f"br i1 {entry.let(f'icmp eq i32 {first}, {Product.UNKNOWN}')}, label %{unknown}, label %{known}")
+        entry.start(unknown)
+        entry.call("PyEval_RestoreThread", entry.load("%thread"))
+        words = entry.scratch("i64", [str(number), *(entry.let(f"ptrtoint ptr {p} to i64") for p in (site, tensors)), count])
+        address, state = (entry.let(f"ptrtoint ptr {p} to i64") for p in (words, "%gpu"))
+        self._require(entry.call("stepwell_call", entry.item("callback", "gpu_product"), "null", address, state, "0"))
+        second = entry.call("stepwell_gpu_product", site, tensors, count, "%gpu")
+        asked = entry.block
+        entry.do(f"br label %{known}")
+        entry.start(known)
+        code = entry.let(f"phi i32 [ {first}, %{before} ], [ {second}, %{asked} ]")
+        entry.do(f"br i1 {entry.let(f'icmp eq i32 {code}, 0')}, label %{done}, label %{others}")
+        entry.start(others)
+        return done
+
     def _bits(self, value: SSAValue) -> str:
         """A number as 64 bits."""
         entry, register, type = self.emitter.entry, self.emitter.number(value), value.type
@@ -252,11 +278,15 @@ class GpuEntry:
             entry.let(f"ptrtoint ptr {record} to i64"),
         ])  # fmt: skip
         address, state = entry.let(f"ptrtoint ptr {words} to i64"), entry.let("ptrtoint ptr %gpu to i64")
-        made = entry.call("stepwell_call", entry.item("callback", "gpu_launch"), "null", address, state, "0")
+        self._require(entry.call("stepwell_call", entry.item("callback", "gpu_launch"), "null", address, state, "0"))
+        entry.do(f"br label %{onward}")
+        entry.start(onward)
+
+    def _require(self, made: str) -> None:
+        """Leave where a callback, called with Python's lock, has raised; else drop what it gave, and the lock."""
+        entry = self.emitter.entry
         failed, going_on = entry.let(f"icmp eq ptr {made}, null"), entry.label()
         entry.do(f"br i1 {failed}, label %fail.python, label %{going_on}")
         entry.start(going_on)
         entry.call("Py_DecRef", made)
         entry.do(f"store ptr {entry.call('PyEval_SaveThread')}, ptr %thread")
-        entry.do(f"br label %{onward}")
-        entry.start(onward)

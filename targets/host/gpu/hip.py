@@ -72,6 +72,9 @@ class HipDriver:
             ctypes.c_void_p(function), *grid, threads, 1, 1, shared, ctypes.c_void_p(stream), params, None
         )
 
+    def products(self) -> None:
+        """See Driver: products are torch's."""
+
     def message(self, code: int) -> str:
         """See Driver."""
         known = [text.decode() for text in (self._library.hipGetErrorName(code), self._library.hipGetErrorString(code)) if text]

@@ -13,9 +13,11 @@ from struct import pack
 from typing import TYPE_CHECKING, Any
 
 from ....dialects.support.numbers import I32_MAX
+from ...cpu.cache import cache_folder
 from ..messages import no_memory
 from .descriptors import boxes_array, is_describable, is_too_long, told, words_of
 from .driver import Driver, LaunchError, Loaded
+from .products import ProductPlans
 from .runtime_ir import RECORD_HEAD, SIZES_SHIFT, TABLE_HEAD, TABLE_WORKSPACES, VARIANT_BYTES, Refusal, Variant
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ class GpuLaunches:
         """What tables point to."""
         self._maps: dict[tuple[object, ...], bytes] = {}
         self._workspaces: dict[int, Any] = {}
+        self._products: ProductPlans | None = None
         self._lock = threading.Lock()
 
     # -- for native entries
@@ -86,6 +89,13 @@ class GpuLaunches:
             head = (ctypes.c_int64 * RECORD_HEAD).from_address(record)
             values = (ctypes.c_int64 * head[3]).from_address(record + 8 * RECORD_HEAD)
             raise self._refused(kernel, code, head[:3], values)
+
+    def products(self, measures: bool) -> ProductPlans:
+        """What is planned of the program's products of matrices; `measures`: whether algorithms of the library are measured."""
+        with self._lock:
+            if self._products is None:
+                self._products = ProductPlans(self.device, self.driver.products(), measures, cache_folder() / "products.json")
+            return self._products
 
     # -- for programs in Python
 

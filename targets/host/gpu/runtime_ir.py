@@ -1,5 +1,5 @@
-"""What native entries call around launches on a GPU, as LLVM text (runtime.ll and descriptors.ll, which describe the memory that both
-share), linked once a process. The constants are those that Python and the text share.
+"""What native entries call around launches on a GPU, as LLVM text (runtime.ll, descriptors.ll and products.ll, which describe the
+memory that both share), linked once a process. The constants are those that Python and the text share.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...llvm_text import llvm_text
 
-FILES = tuple(Path(__file__).with_name(f"{name}.ll") for name in ("runtime", "descriptors"))
+FILES = tuple(Path(__file__).with_name(f"{name}.ll") for name in ("runtime", "descriptors", "products"))
 HIP_FILES = (*FILES, Path(__file__).with_name("hip.ll"))
 
 
@@ -35,6 +35,35 @@ class Refusal(IntEnum):
     """A tensor has a size that coordinates of 32 bits do not count to."""
     NO_MAP = -1000
     """Less the driver's code: the driver does not encode a descriptor."""
+
+
+class Product(IntEnum):
+    """What stepwell_gpu_product gives where it has computed nothing."""
+
+    UNPLANNED = 1
+    """The product is torch's to compute."""
+    UNKNOWN = 2
+    """Nothing was planned for such tensors yet."""
+
+
+class Node(IntEnum):
+    """Words of a node of products.ll."""
+
+    NEXT = 0
+    MATMUL = 1
+    SET = 2
+    HANDLE = 3
+    DESCRIPTOR = 4
+    LAYOUTS = 5
+    ALGORITHM = 9
+    WORKSPACE = 10
+    BYTES = 11
+    BIAS = 12
+    BUSY = 13
+    FACTORS = 14
+    ROLES = 15
+    WORDS = 20
+    KEY = 21
 
 
 class DriverCode(IntEnum):
@@ -67,6 +96,14 @@ BOX_WORDS = 8
 """Words of a box: the type of elements, the swizzle, five sizes; the last one is free."""
 MAP_BYTES = 128
 """Bytes of an encoded descriptor, CUtensorMap."""
+PRODUCT_TENSORS = 4
+"""Tensors of a product at most: two factors, what is added, the result."""
+PRODUCT_RANK = 3
+"""Dimensions of such a tensor at most."""
+PRODUCT_KEY_WORDS = 2 + PRODUCT_TENSORS * (1 + 2 * PRODUCT_RANK)
+"""Words of the key of a node at most."""
+BIAS_POINTER = 8
+"""CUBLASLT_MATMUL_DESC_BIAS_POINTER of cublasLtMatmulDescAttributes_t."""
 EXTRA_ARGUMENTS = 4
 """Null pointers after a kernel's own arguments: scratch memory that Triton's kernels may take (two in 3.6), which ours do not use."""
 
@@ -95,6 +132,7 @@ GPU_FUNCTIONS: dict[str, str] = {
     "stepwell_gpu_leave": "void (ptr)",
     "stepwell_gpu_launch": "i32 (ptr, ptr, ptr)",
     "stepwell_gpu_from_blob": "i32 (ptr, i64, ptr, ptr, i32, i32, ptr)",
+    "stepwell_gpu_product": "i32 (ptr, ptr, i64, ptr)",
 }
 """The functions that entries call, with their LLVM types."""
 
@@ -114,11 +152,16 @@ def placeholders() -> dict[str, object]:
     return {
         "BOX_BYTES": 8 * BOX_WORDS,
         "DESCRIPTOR_STATE": DESCRIPTOR_STATE,
+        "BIAS_POINTER": BIAS_POINTER,
         "EXTRA_ARGUMENTS": EXTRA_ARGUMENTS,
         "FIRST_OF_SIZES": 1 << SIZES_SHIFT,
         "L2_PROMOTION": DriverCode.L2_PROMOTION.value,
+        "PRODUCT_KEY_WORDS": PRODUCT_KEY_WORDS,
+        "PRODUCT_RANK": PRODUCT_RANK,
+        "PRODUCT_TENSORS": PRODUCT_TENSORS,
         "RECORD_HEAD": RECORD_HEAD,
         "SITE_HEAD": SITE_HEAD,
         "VARIANT_BYTES": VARIANT_BYTES,
-        **{one.name: one.value for one in (*Refusal, *Variant)},
+        **{one.name: one.value for one in (*Refusal, *Variant, *Product)},
+        **{f"NODE_{one.name}": one.value for one in (Node.BIAS, Node.BUSY, Node.KEY, Node.ROLES, Node.WORDS)},
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from struct import pack
 from typing import Any
@@ -82,7 +82,7 @@ class CudaTimer:
         return found
 
     def _measured(self, kernel: GpuKernel, grid: tuple[int, ...], values: list[int]) -> float:
-        torch, driver = self._torch, cuda_driver()
+        driver = cuda_driver()
         loaded = driver.load(driver.context(), kernel, Variant.ALL if is_describable(kernel.described, values) else Variant.NOTHING)
         maps: list[tuple[int, bytes]] = []
         for one, box in zip(kernel.described, loaded.boxes, strict=bool(loaded.boxes)):
@@ -90,14 +90,20 @@ class CudaTimer:
             if code:
                 return float("inf")
             maps.append((one.position, encoded))
-        stream = torch.cuda.current_stream(self._place).cuda_stream
+        stream = self._torch.cuda.current_stream(self._place).cuda_stream
+        given = (loaded.function, grid, loaded.threads, loaded.shared, stream, values, kernel.overlaps, maps)
+        return self.seconds_of(lambda: driver.launch(*given))
+
+    def seconds_of(self, launch: Callable[[], int]) -> float:
+        """The time of what a function launches on the current stream; inf where it gives another code than 0."""
+        torch = self._torch
         other = torch.empty(CACHE_BYTES, dtype=torch.uint8, device=self._place)
         times: list[float] = []
         for k in range(WARM_UP_LAUNCHES + MEASURED_LAUNCHES):
             other.zero_()
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
-            if driver.launch(loaded.function, grid, loaded.threads, loaded.shared, stream, values, kernel.overlaps, maps):
+            if launch():
                 return float("inf")
             end.record()
             end.synchronize()

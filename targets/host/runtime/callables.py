@@ -141,6 +141,13 @@ class _Callbacks:
         launch = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
         self.gpu.rescue(_words(words, 4), _words(state, 3), launch(self._gpu_launch(self.gpu.driver)))
 
+    def gpu_product(self, _: Any, words: int, state: int, c: int) -> None:
+        assert self.gpu is not None
+        number, site, handles, count = _words(words, 4)
+        operands = [_wrapped(handle) for handle in _words(handles, count)]
+        _, stream, context = _words(state, 3)
+        self.gpu.products(self.description.measures).plan(self.description.calls[number].call, operands, site, context, stream)
+
     def copy_strided(self, tensor: Any, number: int, sizes: int, strides: int) -> Any:
         rank = tensor.dim()
         return copy_strided(tensor, _words(sizes, rank), _words(strides, rank))
@@ -169,8 +176,12 @@ def _tensor(frame: int, word: int) -> Any:
     if kind not in (Kind.HANDLE, Kind.VIEW):
         return None
     (handle,) = _words(parts[1] + 8 * place if kind == Kind.HANDLE else parts[5] + 8 * (4 + place), 1)
-    wrap = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p)(symbols()["stepwell_wrap"])
-    return wrap(handle) if handle else None
+    return _wrapped(handle) if handle else None
+
+
+def _wrapped(handle: int) -> Any:
+    """The tensor of a handle."""
+    return ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p)(symbols()["stepwell_wrap"])(handle)
 
 
 class _Items:

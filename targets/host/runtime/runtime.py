@@ -64,7 +64,7 @@ def gpu_runtime(driver: Driver) -> dict[str, int]:
     with _lock:
         found = _gpu_libraries.get(id(driver))
         if found is None:
-            addresses = {**driver.symbols(), FIRST_GPU: first}
+            addresses = {**symbols(), **driver.symbols(), FIRST_GPU: first}
             absent = sorted((HIP_SYMBOLS if is_hip(addresses) else DRIVER_SYMBOLS) - addresses.keys())
             if absent:
                 raise HostUnavailable(f"native launches need {', '.join(absent)}")
