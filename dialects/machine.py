@@ -1,7 +1,7 @@
 """The dialect `stepwell`: what is said of a whole module. `stepwell.machine`, an attribute of the module, names the machine that it is
 compiled for. `stepwell.order` says that each sum has one order: "fixed", whatever else is computed beside it; "repeatable", in every run
 of the same program. `stepwell.max_memory` is how many bytes a call may take. `stepwell.recorded_launches`: what a call launches on a GPU is
-recorded once and then replayed as a whole.
+recorded once and then replayed as a whole. `stepwell.measured_products`: the program measures the library's algorithms for its products.
 
     builtin.module attributes {stepwell.machine = #stepwell.machine<"sm_90", multiprocessors = 132>} { ... }
     builtin.module attributes {stepwell.order = "fixed", stepwell.max_memory = 2147483648 : i64} { ... }

@@ -27,6 +27,7 @@ STEERING = {
     "_NoShim": "an operator is called through Python",
     "_Stopped": "the thread of a program ends",
     "LeftToAten": "a graph runs by ATen, which has been said",
+    "LibraryRefused": "torch computes a product of matrices",
     "NotByBlocks": "a wide product is computed for all rows at once, with a remark",
     "NotLaunchable": "Triton launches a user's kernel itself",
     "Refused": "a transform leaves a nest alone, or what it stores in memory, with a remark or the error of its pass",

@@ -1,7 +1,7 @@
 """cuBLASLt, the library of NVIDIA's GPUs that multiplies matrices, through ctypes: the copy that torch has loaded.
 
 Numbers are those of its header (cublasLt.h, from CUDA 11.4 on). Sums are in float32 and are not rounded to 16 bits on their way
-(`REDUCTION_IN_FLOAT32`), which makes them as exact as torch's, or more so."""
+(`_Sum`), which makes them as exact as torch's, or more so."""
 
 from __future__ import annotations
 
@@ -13,16 +13,11 @@ from functools import cache
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from .products import Algorithm, Matrix, Prepared, Problem
-from .runtime_ir import BIAS_POINTER, Node
+from .products import Algorithm, Matrix, PlanLimit, Prepared, Problem
+from .runtime_ir import DriverCode, Node, ProductLimit
 
 if TYPE_CHECKING:
     from .timer import CudaTimer
-
-MAX_WORKSPACE = 32 << 20
-"""Bytes beside its tensors that a product may take, as torch lets the library take on its newest GPUs."""
-MIN_ALIGNMENT = 16
-"""What the addresses of tensors are multiples of (products.ll)."""
 
 
 class _DataType(IntEnum):
@@ -59,14 +54,22 @@ class _Preference(IntEnum):
     MIN_ALIGNMENT_D_BYTES = 8
 
 
-COMPUTE_32F = 68
-"""CUBLAS_COMPUTE_32F of cublasComputeType_t."""
-REDUCTION_IN_FLOAT32 = 2
-"""CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE: parts of a sum are added as float32, in an order that does not change."""
-EPILOGUES = {"": 1, "relu": 2, "gelu": 32}
-"""cublasLtEpilogue_t, by the activation."""
-EPILOGUE_BIAS = 4
-"""What a bias adds to the number of an epilogue."""
+class _Sum(IntEnum):
+    """How sums are computed."""
+
+    COMPUTE_32F = 68
+    """Of cublasComputeType_t."""
+    REDUCTION_SCHEME_COMPUTE_TYPE = 2
+    """Of cublasLtReductionScheme_t: parts of a sum are added as float32, in an order that does not change."""
+
+
+class _Epilogue(IntEnum):
+    """cublasLtEpilogue_t."""
+
+    DEFAULT = 1
+    RELU = 2
+    BIAS = 4
+    GELU = 32
 
 
 class _Algorithm(ctypes.Structure):
@@ -84,7 +87,7 @@ class _Found(ctypes.Structure):
     )  # fmt: skip
 
 
-class _Refused(Exception):
+class LibraryRefused(Exception):
     """The library gave an error."""
 
 
@@ -104,7 +107,7 @@ class CublasLt:
         made = _Prepared(self)
         try:
             made.describe(self._handle(context), problem, bias)
-        except _Refused:
+        except LibraryRefused:
             made.release()
             return None
         return made
@@ -147,18 +150,18 @@ class CublasLt:
             return timer.seconds_of(lambda: self.library.cublasLtMatmul(*given))
 
     def call(self, name: str, *given: Any) -> None:
-        """Call a function that gives a code. _Refused where that is not 0."""
+        """Call a function that gives a code. LibraryRefused where that is not 0."""
         if getattr(self.library, name)(*given):
-            raise _Refused
+            raise LibraryRefused
 
     def made(self, name: str, *given: Any) -> ctypes.c_void_p:
-        """What a function makes. _Refused."""
+        """What a function makes. LibraryRefused."""
         found = ctypes.c_void_p()
         self.call(name, ctypes.byref(found), *given)
         return found
 
     def set(self, name: str, what: ctypes.c_void_p, attribute: int, value: Any) -> None:
-        """Set an attribute of what the library has made. _Refused."""
+        """Set an attribute of what the library has made. LibraryRefused."""
         self.call(name, what, ctypes.c_int32(attribute), ctypes.byref(value), ctypes.c_size_t(ctypes.sizeof(value)))
 
     def address(self, name: str) -> int:
@@ -166,7 +169,7 @@ class CublasLt:
         return ctypes.cast(getattr(self.library, name), ctypes.c_void_p).value or 0
 
     def _handle(self, context: int) -> int:
-        """The library's handle in the current context. _Refused."""
+        """The library's handle in the current context. LibraryRefused."""
         with self._lock:
             found = self._handles.get(context)
             if found is None:
@@ -185,15 +188,15 @@ class _Prepared:
         self._layouts: list[ctypes.c_void_p] = []
 
     def describe(self, handle: int, problem: Problem, bias: int) -> None:
-        """Tell the library of a problem. _Refused."""
+        """Tell the library of a problem. LibraryRefused."""
         library = self.library
         self._handle = ctypes.c_void_p(handle)
-        self._description = library.made("cublasLtMatmulDescCreate", ctypes.c_int32(COMPUTE_32F), ctypes.c_int32(_DataType.float32))
+        self._description = library.made("cublasLtMatmulDescCreate", ctypes.c_int32(_Sum.COMPUTE_32F), ctypes.c_int32(_DataType.float32))
         attributes: dict[int, Any] = {
             _DescriptorAttribute.TRANSA: ctypes.c_int32(problem.left.transposed),
             _DescriptorAttribute.TRANSB: ctypes.c_int32(problem.right.transposed),
             _DescriptorAttribute.EPILOGUE: ctypes.c_uint32(_epilogue(problem)),
-            **({BIAS_POINTER: ctypes.c_void_p(bias)} if problem.has_bias else {}),
+            **({DriverCode.BIAS_POINTER: ctypes.c_void_p(bias)} if problem.has_bias else {}),
         }
         for attribute, value in attributes.items():
             library.set("cublasLtMatmulDescSetAttribute", self._description, attribute, value)
@@ -216,19 +219,19 @@ class _Prepared:
         library, found, returned = self.library, (_Found * count)(), ctypes.c_int32()
         try:
             preference = library.made("cublasLtMatmulPreferenceCreate")
-        except _Refused:
+        except LibraryRefused:
             return ()
         try:
             limits: dict[_Preference, Any] = {
-                _Preference.MAX_WORKSPACE_BYTES: ctypes.c_uint64(MAX_WORKSPACE),
-                _Preference.REDUCTION_SCHEME_MASK: ctypes.c_uint32(REDUCTION_IN_FLOAT32),
-                **{_Preference[f"MIN_ALIGNMENT_{name}_BYTES"]: ctypes.c_uint32(MIN_ALIGNMENT) for name in "ABCD"},
+                _Preference.MAX_WORKSPACE_BYTES: ctypes.c_uint64(PlanLimit.WORKSPACE_BYTES),
+                _Preference.REDUCTION_SCHEME_MASK: ctypes.c_uint32(_Sum.REDUCTION_SCHEME_COMPUTE_TYPE),
+                **{_Preference[f"MIN_ALIGNMENT_{name}_BYTES"]: ctypes.c_uint32(ProductLimit.ALIGNMENT) for name in "ABCD"},
             }
             for attribute, value in limits.items():
                 library.set("cublasLtMatmulPreferenceSetAttribute", preference, attribute, value)
             given = (self._handle, self._description, *self._layouts, preference, ctypes.c_int32(count), found, ctypes.byref(returned))
             library.call("cublasLtMatmulAlgoGetHeuristic", *given)
-        except _Refused:
+        except LibraryRefused:
             return ()
         finally:
             library.library.cublasLtMatmulPreferenceDestroy(preference)
@@ -240,7 +243,7 @@ class _Prepared:
             return None
         algorithm, found = _Algorithm.from_buffer_copy(code), _Found()
         given = (self._handle, self._description, *self._layouts, ctypes.byref(algorithm), ctypes.byref(found))
-        if self.library.library.cublasLtMatmulAlgoCheck(*given) or found.workspace > MAX_WORKSPACE:
+        if self.library.library.cublasLtMatmulAlgoCheck(*given) or found.workspace > PlanLimit.WORKSPACE_BYTES:
             return None
         return Algorithm(code, found.workspace)
 
@@ -255,11 +258,9 @@ class _Prepared:
 
 
 def _epilogue(problem: Problem) -> int:
-    """cublasLtEpilogue_t of what is computed behind a product."""
-    plain = EPILOGUES[problem.activation]
-    if not problem.has_bias:
-        return plain
-    return EPILOGUE_BIAS if not problem.activation else plain | EPILOGUE_BIAS
+    """What is computed behind a product: the bits of a bias and of an activation together."""
+    bias = _Epilogue.BIAS if problem.has_bias else 0
+    return (bias | _Epilogue[problem.activation.upper()] if problem.activation else bias) or _Epilogue.DEFAULT
 
 
 def _is_recording() -> bool:

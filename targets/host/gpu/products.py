@@ -17,6 +17,7 @@ import struct
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from enum import IntEnum
 from hashlib import sha256
 from math import inf
 from pathlib import Path
@@ -28,16 +29,23 @@ from ....dialects import host
 from ....dialects.machine import is_repeatable, module_of
 from ....dialects.nd.call_args import Arg, Call
 from ....dialects.support.record import Record
-from .runtime_ir import PRODUCT_RANK, Node
+from .runtime_ir import Node, ProductLimit
 
 log = logging.getLogger("stepwell")
 
-MAX_NODES = 64
-"""Sizes for which a call has a plan; with others it is torch's."""
-PROPOSED = 16
-"""Algorithms that the library is asked for where they are measured."""
-MAX_TIME_SHARE = 0.97
-"""The share of the time of the library's first proposal that another algorithm must stay below: less is noise."""
+class PlanLimit(IntEnum):
+    """How much is planned."""
+
+    NODES = 64
+    """Sizes for which a call has a plan; with others it is torch's."""
+    PROPOSED = 16
+    """Algorithms that the library is asked for where they are measured."""
+    ROUNDS = 3
+    """How often each of them is measured."""
+    WORKSPACE_BYTES = 32 << 20
+    """Memory beside its tensors that a product may take, as torch lets the library take on its newest GPUs."""
+
+
 TYPES = ("bfloat16", "float16")
 """The types of elements of products that are planned."""
 
@@ -120,7 +128,7 @@ def problem(type: str, left: Layout, right: Layout, out: Layout, added: Layout |
     """What a call is to the library; None where that has no such product, and for an empty one. `type`: of all elements."""
     keywords = dict(call.kwargs)
     alpha, beta = float(keywords.get("alpha", 1)), float(keywords.get("beta", 1))
-    if type not in TYPES or len(out.sizes) not in (2, PRODUCT_RANK) or 0 in (*left.sizes, *right.sizes):
+    if type not in TYPES or len(out.sizes) not in (2, ProductLimit.RANK) or 0 in (*left.sizes, *right.sizes):
         return None
     x, y, result = _matrix(right), _matrix(left), _matrix(out)
     if x is None or y is None or result is None or result.transposed:
@@ -130,7 +138,7 @@ def problem(type: str, left: Layout, right: Layout, out: Layout, added: Layout |
     if c is None or c.transposed:
         return None
     activation = ("gelu" if keywords.get("use_gelu") else "relu") if "activation" in call.target else ""
-    batch = out.sizes[0] if len(out.sizes) == PRODUCT_RANK else 1
+    batch = out.sizes[0] if len(out.sizes) == ProductLimit.RANK else 1
     adds = added is not None and not has_bias
     return Problem(type, batch, x, y, c, result, adds, has_bias, activation, alpha, beta if adds else 0.0)
 
@@ -219,7 +227,7 @@ class ProductPlans:
         """Add a node for such tensors to those of a call (products.ll). `operands`: the factors, the result, what is added."""
         with self._lock:
             count = self._counts[site] = self._counts.get(site, 0) + 1
-            if count > MAX_NODES:
+            if count > PlanLimit.NODES:
                 return
             node, head = _Node(self, operands, context, stream), ctypes.c_int64.from_address(site)
             node.plan(call)
@@ -292,16 +300,16 @@ class _Node:
         kept = self.times.find(library.name, found)
         if kept is not None and (checked := prepared.checked(kept)) is not None:
             return checked
-        proposed = prepared.proposed(PROPOSED)
+        proposed = prepared.proposed(PlanLimit.PROPOSED)
         aliased = found.adds and self.addresses[2] == self.addresses[3]  # each run would add once more
         if len(proposed) < 2 or aliased or not library.can_measure(self.device):
             return next(iter(proposed), None)
-        seconds = [self._seconds(library, one) for one in proposed]
+        seconds = [inf] * len(proposed)
+        for _ in range(PlanLimit.ROUNDS):  # in turns: a GPU that gets warm becomes slower
+            seconds = [min(known, self._seconds(library, one)) for known, one in zip(seconds, proposed, strict=True)]
         best = min(range(len(proposed)), key=seconds.__getitem__)
         if seconds[best] == inf:
             return None
-        if seconds[best] > MAX_TIME_SHARE * seconds[0]:
-            best = 0
         self.times.keep(library.name, found, proposed[best].code, seconds)
         return proposed[best]
 

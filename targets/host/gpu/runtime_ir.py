@@ -66,8 +66,21 @@ class Node(IntEnum):
     KEY = 21
 
 
+class ProductLimit(IntEnum):
+    """What products.ll has room for."""
+
+    TENSORS = 4
+    """Two factors, what is added, the result."""
+    RANK = 3
+    """Dimensions of each."""
+    KEY_WORDS = 30
+    """The context, the stream, and of each tensor how many dimensions it has, their sizes and strides."""
+    ALIGNMENT = 16
+    """Bytes that the addresses of all are multiples of."""
+
+
 class DriverCode(IntEnum):
-    """Codes that the CUDA driver takes, each of an enumeration of its own."""
+    """Codes that the CUDA driver and cuBLASLt take, each of an enumeration of its own."""
 
     MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
     """Of CUfunction_attribute."""
@@ -75,6 +88,8 @@ class DriverCode(IntEnum):
     """Of CUfunc_cache."""
     PROGRAMMATIC_STREAM_SERIALIZATION = 6
     """Of CUlaunchAttributeID: a kernel may begin while the one before it ends."""
+    BIAS_POINTER = 8
+    """CUBLASLT_MATMUL_DESC_BIAS_POINTER of cublasLtMatmulDescAttributes_t."""
     L2_PROMOTION = 2
     """CU_TENSOR_MAP_L2_PROMOTION_L2_128B: what is copied is fetched in whole lines of the cache."""
 
@@ -96,14 +111,6 @@ BOX_WORDS = 8
 """Words of a box: the type of elements, the swizzle, five sizes; the last one is free."""
 MAP_BYTES = 128
 """Bytes of an encoded descriptor, CUtensorMap."""
-PRODUCT_TENSORS = 4
-"""Tensors of a product at most: two factors, what is added, the result."""
-PRODUCT_RANK = 3
-"""Dimensions of such a tensor at most."""
-PRODUCT_KEY_WORDS = 2 + PRODUCT_TENSORS * (1 + 2 * PRODUCT_RANK)
-"""Words of the key of a node at most."""
-BIAS_POINTER = 8
-"""CUBLASLT_MATMUL_DESC_BIAS_POINTER of cublasLtMatmulDescAttributes_t."""
 EXTRA_ARGUMENTS = 4
 """Null pointers after a kernel's own arguments: scratch memory that Triton's kernels may take (two in 3.6), which ours do not use."""
 
@@ -152,13 +159,11 @@ def placeholders() -> dict[str, object]:
     return {
         "BOX_BYTES": 8 * BOX_WORDS,
         "DESCRIPTOR_STATE": DESCRIPTOR_STATE,
-        "BIAS_POINTER": BIAS_POINTER,
+        "BIAS_POINTER": DriverCode.BIAS_POINTER.value,
         "EXTRA_ARGUMENTS": EXTRA_ARGUMENTS,
         "FIRST_OF_SIZES": 1 << SIZES_SHIFT,
         "L2_PROMOTION": DriverCode.L2_PROMOTION.value,
-        "PRODUCT_KEY_WORDS": PRODUCT_KEY_WORDS,
-        "PRODUCT_RANK": PRODUCT_RANK,
-        "PRODUCT_TENSORS": PRODUCT_TENSORS,
+        **{f"PRODUCT_{one.name}": one.value for one in ProductLimit if one != ProductLimit.ALIGNMENT},
         "RECORD_HEAD": RECORD_HEAD,
         "SITE_HEAD": SITE_HEAD,
         "VARIANT_BYTES": VARIANT_BYTES,

@@ -19,7 +19,7 @@ from stepwell.targets.cpu.emit.module import emit_kernels
 from stepwell.targets.cpu.jit import compile_text
 from stepwell.targets.host import extern
 from stepwell.targets.host.emit import emit_host
-from stepwell.targets.host.gpu.products import MAX_NODES, OPERATORS, Algorithm, Layout, ProductPlans, problem
+from stepwell.targets.host.gpu.products import OPERATORS, Algorithm, Layout, PlanLimit, ProductPlans, problem
 from stepwell.targets.host.gpu.runtime_ir import Product
 from stepwell.targets.host.runtime.runtime import gpu_runtime
 from stepwell.targets.host.symbols import handle_offset
@@ -233,12 +233,12 @@ def test_plans_for_so_many_sizes_and_no_more(tmp_path):
     library = Library()
     site = Site("aten.mm.out", library, tmp_path)
     w = torch.zeros(8, 8, dtype=torch.bfloat16)
-    for rows in range(1, MAX_NODES + 3):
+    for rows in range(1, PlanLimit.NODES + 3):
         x = torch.zeros(rows, 8, dtype=torch.bfloat16)
-        assert (site(x, w, torch.empty_like(x)) == 0) == (rows <= MAX_NODES)
-    assert len(library.problems) == MAX_NODES
+        assert (site(x, w, torch.empty_like(x)) == 0) == (rows <= PlanLimit.NODES)
+    assert len(library.problems) == PlanLimit.NODES
     del site
-    assert library.released == MAX_NODES
+    assert library.released == PlanLimit.NODES
 
 
 def test_another_stream_or_context_is_another_plan(tmp_path):
@@ -263,9 +263,8 @@ def test_the_fastest_algorithm_is_kept(tmp_path):
     assert Site("aten.mm.out", (plain := Library(times=(2.0, 1.0))), tmp_path)(*operands) == 0 and plain.ran == [0]
 
 
-@pytest.mark.parametrize("times", [(1.0, 0.99), (1.0, float("inf"))])
-def test_the_librarys_choice_stands_where_others_are_hardly_faster(tmp_path, times):
-    library = Library(times=times)
+def test_an_algorithm_that_fails_is_not_taken(tmp_path):
+    library = Library(times=(1.0, float("inf")))
     assert Site("aten.mm.out", library, tmp_path, measures=True)(*(torch.zeros(8, 8, dtype=torch.bfloat16) for _ in range(3))) == 0
     assert library.ran == [0]
 
