@@ -47,6 +47,10 @@ class NestInfo:
     """What stands for them in its body."""
     reads: list[TensorAccess] = field(default_factory=list)
     writes: list[TensorAccess] = field(default_factory=list)
+    dims: list[Expr] = field(default_factory=list)
+    """The size of the loop that a dimension is, or the bound of the loaded index."""
+    place: dict[SSAValue, Expr] = field(default_factory=dict)
+    """Indices as expressions over the dimensions."""
     inner_sizes: list[Expr] = field(default_factory=list)
     opaque: set[Dim] = field(default_factory=set)
     ops: int = 0
@@ -57,6 +61,8 @@ class NestInfo:
     reductions: int = 0
     other_loops: int = 0
     sequential: bool = False
+    has_memory: bool = False
+    """Whether its iterations have memory of their own."""
     multiplies: bool = False
     """Whether it is the terms of a matrix product (`fastmath<contract>`)."""
 
@@ -67,14 +73,18 @@ class NestInfo:
 
     def stores_whole(self, k: int) -> bool:
         """Out `k` is new, written once and in full: element (i, j, ...) by iteration (i, j, ...)."""
-        out = self.out_args[k]
-        stores = [w for w in self.writes if w.tensor is out]
+        stores = self.stored(k)
         if len(stores) != 1 or not isinstance(self.outs[k].owner, loop.EmptyOp):
             return False
         store = stores[0].op
         assert isinstance(store, loop.StoreOp)
         identity = stores[0].index == tuple(dim(d) for d in range(len(self.sizes)))
-        return identity and store.mode is None and store.masked is None and loop.shaped_dims(out.type) == self.sizes
+        return identity and store.mode is None and store.masked is None and loop.shaped_dims(self.out_args[k].type) == self.sizes
+
+    def stored(self, k: int) -> list[TensorAccess]:
+        """The stores to out `k`."""
+        out = self.out_args[k]
+        return [w for w in self.writes if w.tensor is out]
 
     @property
     def reduce(self) -> loop.ReduceOp | None:
@@ -92,12 +102,11 @@ def is_in_place(nest: loop.NestOp | loop.ContractOp, access: loop.LoadOp | loop.
 class _Walk:
     def __init__(self, info: NestInfo):
         self.info = info
-        self.place: dict[SSAValue, Expr] = {}
-        self.next = 0
+        self.place = info.place
 
-    def new_dim(self, value: SSAValue) -> Expr:
-        d = self.place[value] = dim(self.next)
-        self.next += 1
+    def new_dim(self, value: SSAValue, size: Expr) -> Expr:
+        d = self.place[value] = dim(len(self.info.dims))
+        self.info.dims.append(size)
         return d
 
     def block(self, block: Block, sizes: tuple[Expr, ...]) -> None:
@@ -115,9 +124,13 @@ class _Walk:
             elif kind is loop.BoundOp:
                 if not info.opaque:
                     self.number(info.op.block)
-                d = self.new_dim(op.results[0])
+                d = self.new_dim(op.results[0], op.size.data)  # pyright: ignore[reportAttributeAccessIssue]
                 assert isinstance(d, Dim)
                 info.opaque.add(d)
+            elif kind is loop.IndexOp:
+                (self.place[op.results[0]],) = self.index(op, 0)
+            elif kind is loop.LocalOp:
+                info.has_memory = True
             elif op.regions and isinstance(op, loop.LoopLike):
                 self.loop(op, sizes)
             info.ops += 1
@@ -131,9 +144,9 @@ class _Walk:
         for op in block.ops:
             if op.regions and isinstance(op, loop.LoopLike):
                 for region in op.regions:
-                    for arg, _ in zip(region.blocks[0].args, op.loop_sizes, strict=False):
+                    for arg, size in zip(region.blocks[0].args, op.loop_sizes, strict=False):
                         if arg not in self.place:
-                            self.new_dim(arg)
+                            self.new_dim(arg, size)
                     self.number(region.blocks[0])
 
     def index(self, op: Operation, start: int) -> tuple[Expr, ...]:
@@ -153,7 +166,7 @@ class _Walk:
             block = region.blocks[0]
             for arg, size in zip(block.args, op.loop_sizes, strict=False):
                 if arg not in self.place:
-                    self.new_dim(arg)
+                    self.new_dim(arg, size)
                 info.inner_sizes.append(size)
             self.block(block, (*sizes, *op.loop_sizes))
 
@@ -163,8 +176,8 @@ def nest_info(op: loop.NestOp) -> NestInfo:
     sizes, block = op.loop_sizes, op.block
     info = NestInfo(op, sizes, tuple(block.args[: len(sizes)]), tuple(op.outs), tuple(block.args[len(sizes) :]))
     walk = _Walk(info)
-    for arg in info.indices:
-        walk.new_dim(arg)
+    for arg, size in zip(info.indices, sizes, strict=True):
+        walk.new_dim(arg, size)
     walk.block(block, sizes)
     return info
 

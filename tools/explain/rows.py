@@ -36,7 +36,7 @@ class RowReader:
             self._refused(refusal.rows, refusal.reduction, refusal.reason)
         for fusion in fusions:
             for part in fusion.parts:
-                self._merged(fusion.facts.nest, part.facts.nest, part.bytes)
+                self._merged(fusion.facts.op, part.facts.op, part.bytes)
 
     def read_windows(self, search: WindowSearch) -> None:
         """The same for nests that are computed by tiles in their reader."""

@@ -49,7 +49,7 @@ class LoopFuseRows(Pass):
                     self.remark(refusal.reduction, f"not run in the rows of {title(refusal.rows)}: {refusal.reason}", kind="missed")
             for fusion in fusions:
                 for part in fusion.parts:
-                    self.remark(part.facts.nest, f"runs in the rows of {title(fusion.facts.nest)}", kind="applied")
+                    self.remark(part.facts.op, f"runs in the rows of {title(fusion.facts.op)}", kind="applied")
             self.record("row-fusion", (planner, fusions))
             place = {op: float(k) for k, op in enumerate(func.body.block.ops)}
             for fusion in fusions:

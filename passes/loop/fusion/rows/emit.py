@@ -24,6 +24,7 @@ from .....dialects import loop
 from .....dialects.expr import ONE, ZERO, Dim, Expr, dim
 from .....dialects.expr.ranges import RangeEnv
 from .....dialects.nd.types import TensorType, tensor_type
+from ....analysis.nest_info import NestInfo
 from ....analysis.reduction_kinds import identity
 from ....manager.locations import joined
 from ...transform.body import Body
@@ -31,7 +32,7 @@ from ...transform.loop_rewrite import needed
 from ...transform.nest_copy import NestCopy
 from ..facts import MAX_REPEATED_OPS
 from ..placement import final_store
-from .plan import COLUMN_MODES, Facts, RowFusion, RowPart
+from .plan import COLUMN_MODES, RowFusion, RowPart
 
 
 class _Again(Exception):
@@ -47,7 +48,7 @@ class RowWriter:
         """Whether an iteration has the rows that it reads at hand."""
         self.symbols = symbols
         self.rows = fusion.facts
-        self.dropped = {r for r in self.rows.nest.results if not needed(r)}
+        self.dropped = {r for r in self.rows.op.results if not needed(r)}
         """Results of the rows that are passed on as values only."""
         self.apart = {k for k, p in enumerate(fusion.parts) if self._reads_what_several_store(p)}
         """Parts (by number) with loops of their own."""
@@ -77,7 +78,7 @@ class RowWriter:
         nest.drop_all_references()
 
     def _write(self) -> loop.NestOp:
-        fusion, nest = self.fusion, self.rows.nest
+        fusion, nest = self.fusion, self.rows.op
         self.columns = {k: _Columns(p) for k, p in enumerate(fusion.parts) if not p.scalar}
         outs: list[tuple[SSAValue, SSAValue, SSAValue]] = []
         for op in fusion.ops():
@@ -86,7 +87,7 @@ class RowWriter:
         self.empties = [e for c in self.columns.values() for e in c.empties]
         inits = [*(o[0] for o in outs), *(e.result for e in self.empties)]
         sizes = [self.rows.sizes[k] for k in fusion.outer]
-        new = loop.NestOp.build_nest(sizes, inits, fusion.parts[-1].facts.nest.location)
+        new = loop.NestOp.build_nest(sizes, inits, fusion.parts[-1].facts.op.location)
         new.properties["label"] = StringAttr("_".join(dict.fromkeys(o.label.data if o.label else "nest" for o in fusion.ops())))
         self.args = dict(zip([*(o[1] for o in outs), *(e.result for e in self.empties)], new.out_args, strict=True))
         self.stored: dict[SSAValue, tuple[tuple[Expr, ...], SSAValue, Block]] = {}
@@ -101,7 +102,7 @@ class RowWriter:
 
     def _reads_what_several_store(self, part: RowPart) -> bool:
         """Whether a part needs the rows' stores to a tensor all done, since a later one may overwrite what an earlier one stored."""
-        results = list(self.rows.nest.results)
+        results = list(self.rows.op.results)
         return any(len(self.rows.stored(results.index(r.tensor))) > 1 for r in part.facts.reads if r.tensor in results)  # pyright: ignore[reportArgumentType]
 
     # ---- the rows
@@ -131,12 +132,12 @@ class RowWriter:
         """One row: the rows' own body and the parts; gives what the parts yield, by their number."""
         facts = self.rows
         yielded: dict[int, list[SSAValue]] = {}
-        own = {facts.nest.indices[k]: place.get(k, ZERO) for k in range(facts.loops) if k not in self.fusion.across}
+        own = {facts.op.indices[k]: place.get(k, ZERO) for k in range(len(facts.sizes)) if k not in self.fusion.across}
         copy = self.row = _Copy(self, facts, own)
-        ops: Iterable[Operation] = facts.nest.block.ops
+        ops: Iterable[Operation] = facts.op.block.ops
         self._hosted = set()
         if not self.fusion.across:
-            last = facts.inner[-1] if facts.inner else None
+            last = next((op for op in reversed(list(ops)) if isinstance(op, loop.LoopLike)), None)
             for op in ops:
                 if op is last and isinstance(op, loop.ForOp):
                     self._host(copy, op.loop_sizes, op.indices, op.block, place, yielded)
@@ -144,8 +145,8 @@ class RowWriter:
                     copy.op(op)
         else:
             across = [facts.sizes[k] for k in self.fusion.across]
-            indices = [facts.nest.indices[k] for k in self.fusion.across]
-            self._host(copy, across, indices, facts.nest.block, place, yielded)
+            indices = [facts.op.indices[k] for k in self.fusion.across]
+            self._host(copy, across, indices, facts.op.block, place, yielded)
         for k in range(len(self.fusion.parts)):
             if k not in self._hosted:
                 yielded[k] = self._part(k, place, {})
@@ -259,7 +260,7 @@ class RowWriter:
 
     def _value(self, part: RowPart, at: dict[Dim, Expr]) -> list[SSAValue]:
         """What the reduction yields for one element, its remaining loops reduced."""
-        nest, reduce = part.facts.nest, part.reduce
+        nest, reduce = part.facts.op, part.reduce
         copy = _Copy(self, part.facts, {nest.indices[n]: at[d] for n, d in enumerate(part.kept)})
         for op in _needed(nest.block, reduce):
             copy.op(op)
@@ -279,7 +280,7 @@ class RowWriter:
     def again(self, k: int, index: tuple[Expr, ...]) -> SSAValue | None:
         """The element of result `k` that this row has stored in an earlier loop, computed again from what is on chip. None where others
         need the result in memory, or that would be much."""
-        nest, row = self.rows.nest, self.row
+        nest, row = self.rows.op, self.row
         result = nest.results[k]
         store = final_store(result)
         if not self.on_chip or result not in self.dropped or result not in self.stored or store is None or store.parent is None:
@@ -334,7 +335,7 @@ class RowWriter:
 
     def _after(self, part: RowPart, values: list[SSAValue], index: list[Expr], skip: set[Operation]) -> None:
         """The ops of a part that follow its reduction, with the loops that it keeps at `index`."""
-        nest = part.facts.nest
+        nest = part.facts.op
         copy = _Copy(self, part.facts, dict(zip(nest.indices, index, strict=True)))
         copy.becomes(part.reduce.results, values)
         for op in _needed(nest.block, None, skip | {part.reduce}):
@@ -350,7 +351,7 @@ class _Columns:
         self.targets: list[SSAValue] = []
         self.empties: list[loop.EmptyOp] = []
         self.direct: set[Operation] = set()
-        facts, nest = part.facts, part.facts.nest
+        facts, nest = part.facts, part.facts.op
         for result in part.reduce.results:
             store = next((u.operation for u in result.uses if isinstance(u.operation, loop.StoreOp) and u.index == 0), None)
             if store is not None and _is_plain(facts, store, result.type) and store.target not in self.targets:
@@ -369,15 +370,15 @@ class _Columns:
 class _Copy(NestCopy):
     """Clones one of the merged nests."""
 
-    def __init__(self, writer: RowWriter, facts: Facts, place: dict[SSAValue, Expr]):
+    def __init__(self, writer: RowWriter, facts: NestInfo, place: dict[SSAValue, Expr]):
         super().__init__(writer.body, dict(place))
         self.writer = writer
         self.facts = facts
 
     def read(self, op: loop.LoadOp, index: tuple[Expr, ...], mask: SSAValue | None, other: SSAValue | None) -> SSAValue:
         writer, body, tensor = self.writer, self.body, op.source
-        nest = writer.rows.nest
-        if tensor in self.facts.nest.out_args:
+        nest = writer.rows.op
+        if tensor in self.facts.op.out_args:
             again = writer.again(list(nest.out_args).index(tensor), index) if self.facts is writer.rows and mask is None else None
             return again or body.load(self._out(tensor), index, mask, other, mutable=True)
         if tensor not in nest.results:
@@ -397,14 +398,14 @@ class _Copy(NestCopy):
         found = self.writer.args.get(argument)
         if found is None:
             if result is None:
-                place = list(self.facts.nest.out_args).index(argument)  # pyright: ignore[reportArgumentType]
-                result = self.facts.nest.results[place]
+                place = list(self.facts.op.out_args).index(argument)  # pyright: ignore[reportArgumentType]
+                result = self.facts.op.results[place]
             self.writer.dropped.discard(result)
             raise _Again
         return found
 
     def write(self, op: loop.StoreOp, value: SSAValue, index: tuple[Expr, ...], mask: SSAValue | None) -> None:
-        nest = self.facts.nest
+        nest = self.facts.op
         out = self.writer.args.get(op.target)
         if self.facts is self.writer.rows:
             if out is not None:  # the parts have what others load
@@ -436,14 +437,14 @@ def _stands_in(part: RowPart, fusion: RowFusion) -> bool:
     return any(part.size(d) is not ONE and (d not in part.place or part.place[d].index in fusion.across) for d in part.kept)
 
 
-def _is_plain(facts: Facts, store: loop.StoreOp, dtype: Attribute) -> bool:
+def _is_plain(facts: NestInfo, store: loop.StoreOp, dtype: Attribute) -> bool:
     """Whether a reduction's result is stored as it is, once for every element of a new out."""
-    nest = facts.nest
+    nest = facts.op
     if store.parent is not nest.block or store.mode is not None or store.masked is not None:
         return False
     k = list(nest.out_args).index(store.target)  # pyright: ignore[reportArgumentType]
     stored = facts.stored(k)
-    whole = len(stored) == 1 and stored[0].index == tuple(dim(n) for n in range(facts.loops))
+    whole = len(stored) == 1 and stored[0].index == tuple(dim(n) for n in range(len(facts.sizes)))
     whole = whole and loop.shaped_dims(store.target.type) == nest.loop_sizes and isinstance(nest.outs[k].owner, loop.EmptyOp)
     read = any(r.tensor is store.target for r in facts.reads)
     return whole and not read and loop.element_type(store.target.type) == dtype

@@ -36,6 +36,7 @@ from .....dialects.expr.ranges import RangeEnv, prove_eq, simplify
 from .....dialects.nd.types import TensorType, element_bytes
 from ....analysis.call_order import needs_besides_values
 from ....analysis.known_layouts import argument_strides
+from ....analysis.nest_info import NestInfo, TensorAccess, nest_info
 from ..groups import MAX_SIBLING_DISTANCE
 from ..price import MIN_PARALLEL_TRIPS
 from ..sharing.align import LoopEnvs, extractors
@@ -62,81 +63,12 @@ COLUMN_MODES = {"sum": "add", "prod": "prod", "max": "max", "min": "min"}
 """Reductions whose partial results a store can combine, with the mode of the store."""
 
 
-@dataclass(frozen=True)
-class RowAccess:
-    """One load or store of a nest, its index over the dimensions of the nest's `Facts`."""
-
-    tensor: SSAValue
-    index: tuple[Expr, ...]
-    op: loop.AccessOp
-
-
-class Facts:
-    """What a nest accesses. Dim(k) is its loop k, dimensions after those are inner loops and loaded indices (`opaque`)."""
-
-    def __init__(self, nest: loop.NestOp):
-        self.nest = nest
-        self.sizes: list[Expr] = []
-        """The size of every dimension that is a loop; of loaded indices the size that bounds them."""
-        self.place: dict[SSAValue, Expr] = {}
-        self.opaque: set[Expr] = set()
-        self.reads: list[RowAccess] = []
-        self.writes: list[RowAccess] = []
-        self.refusal = MARKED if "no_fuse" in nest.attributes else ""
-        self.loops = len(nest.loop_sizes)
-        self._enter(nest)
-
-    def _enter(self, op: loop.LoopLike) -> None:
-        for region in op.regions:
-            block = region.blocks[0]
-            for arg, size in zip(block.args, op.loop_sizes, strict=False):
-                self._new_dim(arg, size)
-            self._block(block)
-
-    def _new_dim(self, value: SSAValue, size: Expr) -> Expr:
-        d = self.place[value] = dim(len(self.sizes))
-        self.sizes.append(size)
-        return d
-
-    def _block(self, block: Block) -> None:
-        for op in block.ops:
-            if isinstance(op, (loop.LoadOp, loop.StoreOp)):
-                index = op.index_map.apply([self.place[v] for v in op.index_operands])
-                (self.reads if isinstance(op, loop.LoadOp) else self.writes).append(RowAccess(op.shaped, index, op))
-                if isinstance(op, loop.StoreOp) and op.mode is not None:
-                    self.refusal = self.refusal or "it combines what it stores with what is there"
-            elif isinstance(op, loop.IndexOp):
-                (self.place[op.result],) = op.map.data.apply([self.place[v] for v in op.operands])
-            elif isinstance(op, loop.BoundOp):
-                self.opaque.add(self._new_dim(op.result, op.size.data))
-            elif isinstance(op, loop.LocalOp):
-                self.refusal = self.refusal or "its iterations have memory of their own"
-            elif isinstance(op, loop.LoopLike):
-                if isinstance(op, loop.ForOp) and op.sequential is not None:
-                    self.refusal = self.refusal or "one of its loops is sequential"
-                self._enter(op)
-
-    @property
-    def inner(self) -> list[loop.LoopLike]:
-        """The loops that stand directly in the body."""
-        return [op for op in self.nest.block.ops if isinstance(op, loop.LoopLike)]
-
-    def stored(self, k: int) -> list[RowAccess]:
-        """The stores to out `k`."""
-        out = self.nest.out_args[k]
-        return [w for w in self.writes if w.tensor is out]
-
-    def tensors(self) -> set[SSAValue]:
-        """The tensors from outside that are read."""
-        return {r.tensor for r in self.reads if r.tensor not in self.nest.out_args}
-
-
 @dataclass
 class RowPart:
     """A reduction that runs in the rows. `place`: its loops (own and reduced, by dimension) that are loops of the rows' nest, as dimensions
     of that. `kept` are its own loops, `reduced` those of its reduction."""
 
-    facts: Facts
+    facts: NestInfo
     reduce: loop.ReduceOp
     place: dict[Dim, Dim]
     kept: list[Dim]
@@ -147,7 +79,7 @@ class RowPart:
     """What both read, which one nest reads once."""
 
     def size(self, d: Expr) -> Expr:
-        return self.facts.sizes[d.index]  # pyright: ignore[reportAttributeAccessIssue]
+        return self.facts.dims[d.index]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @dataclass
@@ -155,7 +87,7 @@ class RowFusion:
     """One merged nest: `outer` loops of the rows' nest stay its loops, the `rows` become a loop or a reduction inside, `across` are
     loops of the rows' nest (one without inner loops) that run inside of each row. All by number."""
 
-    facts: Facts
+    facts: NestInfo
     parts: list[RowPart]
     outer: list[int]
     rows: list[int]
@@ -163,7 +95,7 @@ class RowFusion:
 
     def ops(self) -> list[loop.NestOp]:
         """The nests that become one."""
-        return [self.facts.nest, *(p.facts.nest for p in self.parts)]
+        return [self.facts.op, *(p.facts.op for p in self.parts)]
 
 
 @dataclass(frozen=True)
@@ -177,7 +109,7 @@ class Refusal:
 
 @dataclass
 class _Candidate:
-    rows: Facts
+    rows: NestInfo
     part: RowPart
 
 
@@ -193,7 +125,7 @@ class RowPlanner:
         self.position = {op: k for k, op in enumerate(self.ops)}
         self.layouts = argument_strides(func)
         self.refusals: list[Refusal] = []
-        self._facts: dict[loop.NestOp, Facts] = {}
+        self._facts: dict[loop.NestOp, NestInfo] = {}
         self._inputs: dict[Operation, set[Operation]] = {}
         calls = [op for op in self.ops if isinstance(op, nd.ExternOp)]
         self._call_before: dict[Operation, Operation] = dict(zip(calls[1:], calls, strict=False))
@@ -208,7 +140,7 @@ class RowPlanner:
         found: dict[loop.NestOp, RowFusion] = {}
         parts: set[loop.NestOp] = set()
         for candidate in sorted(self._candidates(), key=lambda c: -c.part.bytes):
-            rows, nest = candidate.rows.nest, candidate.part.facts.nest
+            rows, nest = candidate.rows.op, candidate.part.facts.op
             if nest in parts or nest in found or rows in parts:
                 continue
             reason = self._add(found, candidate)
@@ -246,7 +178,7 @@ class RowPlanner:
             assert reduce is not None
             for other in partners(op):
                 rows = self.facts(other)
-                if not any(s is t for s in rows.nest.loop_sizes for t in reduce.loop_sizes if t is not ONE):
+                if not any(s is t for s in rows.op.loop_sizes for t in reduce.loop_sizes if t is not ONE):
                     continue
                 part = self._match(rows, facts, reduce)
                 if isinstance(part, str):
@@ -258,10 +190,10 @@ class RowPlanner:
                 else:
                     yield _Candidate(rows, part)
 
-    def facts(self, nest: loop.NestOp) -> Facts:
+    def facts(self, nest: loop.NestOp) -> NestInfo:
         found = self._facts.get(nest)
         if found is None:
-            found = self._facts[nest] = Facts(nest)
+            found = self._facts[nest] = nest_info(nest)
         return found
 
     def _partners(self, nests: Sequence[loop.NestOp]) -> Callable[[loop.NestOp], list[loop.NestOp]]:
@@ -269,14 +201,14 @@ class RowPlanner:
         readers: dict[SSAValue, list[loop.NestOp]] = {}
         places: dict[SSAValue, list[int]] = {}
         for op in nests:
-            for tensor in self.facts(op).tensors():
+            for tensor in _tensors(self.facts(op)):
                 readers.setdefault(tensor, []).append(op)
                 places.setdefault(tensor, []).append(self.position[op])
 
         def partners(op: loop.NestOp) -> list[loop.NestOp]:
             found: set[loop.NestOp] = set()
             here = self.position[op]
-            for tensor in self.facts(op).tensors():
+            for tensor in _tensors(self.facts(op)):
                 if isinstance(tensor.owner, loop.NestOp):
                     found.add(tensor.owner)
                 near = slice(
@@ -290,58 +222,58 @@ class RowPlanner:
 
     # ---- matching loops
 
-    def _match(self, rows: Facts, facts: Facts, reduce: loop.ReduceOp) -> RowPart | str:
+    def _match(self, rows: NestInfo, facts: NestInfo, reduce: loop.ReduceOp) -> RowPart | str:
         """How the loops of a reduction are loops of the rows' nest, or why not."""
-        reason = rows.refusal or facts.refusal
+        reason = _refusal(rows) or _refusal(facts)
         if reason:
             return reason
-        kept = [dim(k) for k in range(facts.loops)]
+        kept = [dim(k) for k in range(len(facts.sizes))]
         reduced: list[Dim] = [facts.place[i] for i in reduce.indices]  # pyright: ignore[reportAssignmentType]
         mine = [*kept, *reduced]
         votes: Counter[tuple[Dim, Dim]] = Counter()
         for a, b in _shared_accesses(rows, facts):
             for e, f in zip(a, b, strict=True):
-                votes.update(_alike(e, f, rows.loops, mine))
+                votes.update(_alike(e, f, len(rows.sizes), mine))
         place: dict[Dim, Dim] = {}
         for (a, b), _ in votes.most_common():
             if b in place or a in place.values():
                 continue
-            if prove_eq(rows.sizes[a.index], facts.sizes[b.index], self.symbols):
+            if prove_eq(rows.dims[a.index], facts.dims[b.index], self.symbols):
                 place[b] = a
         found = set(place.values())
-        if any(dim(k) not in found and rows.sizes[k] is not ONE for k in range(rows.loops)):
+        if any(dim(k) not in found and rows.dims[k] is not ONE for k in range(len(rows.sizes))):
             return "the loops of one are not those that the other reduces"
         if not any(d in place for d in reduced):
             return "the other reduces none of its loops"
         part = RowPart(facts, reduce, place, kept, reduced)
         return self._reads_stay(rows, part) or part
 
-    def _reads_stay(self, rows: Facts, part: RowPart) -> str:
+    def _reads_stay(self, rows: NestInfo, part: RowPart) -> str:
         """Why a row of the reduction needs what another row produces; "" if none does."""
-        if any(r in rows.tensors() for r in part.facts.nest.results) or any(o in part.facts.nest.results for o in rows.nest.outs):
+        if any(r in _tensors(rows) for r in part.facts.op.results) or any(o in part.facts.op.results for o in rows.op.outs):
             return "the rows need what is reduced over all of them"
-        if any(o in rows.nest.results for o in part.facts.nest.outs):
+        if any(o in rows.op.results for o in part.facts.op.outs):
             return "one stores into a tensor of the other"
-        env = self._envs(tuple(rows.sizes))
-        moved: list[Expr] = [part.place.get(dim(k), dim(len(rows.sizes) + k)) for k in range(len(part.facts.sizes))]
+        env = self._envs(tuple(rows.dims))
+        moved: list[Expr] = [part.place.get(dim(k), dim(len(rows.dims) + k)) for k in range(len(part.facts.dims))]
         for read in part.facts.reads:
-            if read.tensor not in rows.nest.results:
+            if read.tensor not in rows.op.results:
                 continue
             index = [dims_subs(e, moved) for e in read.index]
-            k = list(rows.nest.results).index(read.tensor)  # pyright: ignore[reportArgumentType]
+            k = list(rows.op.results).index(read.tensor)  # pyright: ignore[reportArgumentType]
             for store in rows.stored(k):
-                found = extractors(store.index, rows.sizes[: rows.loops], env)
-                if len(found) < rows.loops:
+                found = extractors(store.index, rows.sizes, env)
+                if len(found) < len(rows.sizes):
                     return "it cannot be told which row stores an element that the other reads"
                 for o, e in enumerate(found):
-                    if rows.sizes[o] is not ONE and simplify(dims_subs(e, index), env) is not dim(o):
+                    if rows.dims[o] is not ONE and simplify(dims_subs(e, index), env) is not dim(o):
                         return "a row of the other reads what another row produces"
         return ""
 
-    def _shared_bytes(self, rows: Facts, part: RowPart) -> int:
+    def _shared_bytes(self, rows: NestInfo, part: RowPart) -> int:
         """Bytes of the tensors that both touch at the same place of each row."""
-        moved: list[Expr] = [part.place.get(dim(k), ZERO) for k in range(len(part.facts.sizes))]
-        only_rows = [dim(k) if k < rows.loops else ZERO for k in range(len(rows.sizes))]
+        moved: list[Expr] = [part.place.get(dim(k), ZERO) for k in range(len(part.facts.dims))]
+        only_rows = [dim(k) if k < len(rows.sizes) else ZERO for k in range(len(rows.dims))]
         total: dict[SSAValue, int] = {}
         for tensor, a, b in _shared_tensors(rows, part.facts):
             here = [dims_subs(e, only_rows) for e in a]
@@ -354,14 +286,14 @@ class RowPlanner:
     def _add(self, found: dict[loop.NestOp, RowFusion], candidate: _Candidate) -> str:
         """Add a part to the fusion of its rows; the reason if that is not possible or does not pay."""
         rows, part = candidate.rows, candidate.part
-        old = found.get(rows.nest)
+        old = found.get(rows.op)
         parts = [*(old.parts if old else []), part]
         fusion = self._shape(rows, parts)
         if isinstance(fusion, str):
             return fusion
         reason = self._apart(fusion.ops()) or self._not_worth(fusion)
         if not reason:
-            found[rows.nest] = fusion
+            found[rows.op] = fusion
             self._merged.update((op, fusion.ops()) for op in fusion.ops())
             places = [self.position[op] for op in fusion.ops()]
             self._spans.append((min(places), max(places)))
@@ -369,11 +301,11 @@ class RowPlanner:
                 p.scalar = not self._is_columns(fusion, p)
         return reason
 
-    def _shape(self, rows: Facts, parts: list[RowPart]) -> RowFusion | str:
+    def _shape(self, rows: NestInfo, parts: list[RowPart]) -> RowFusion | str:
         """Which loops of the rows stay outside, and which run inside of a row."""
-        every = [k for k in range(rows.loops) if rows.sizes[k] is not ONE]
+        every = [k for k in range(len(rows.sizes)) if rows.dims[k] is not ONE]
         kept = [{p.place[d].index if d in p.place else -1 for d in p.kept if p.size(d) is not ONE} for p in parts]
-        if not rows.inner:
+        if not rows.has_loops:
             across = next((k for k in kept if k), set())
             if any(k not in (across, set()) for k in kept):
                 return "the columns of the reductions differ"
@@ -381,7 +313,7 @@ class RowPlanner:
                 return "no loop is left to run over rows"
             return RowFusion(rows, parts, [], [k for k in every if k not in across], sorted(across))
         outer = kept[0] if all(k == kept[0] for k in kept) and -1 not in kept[0] else set()
-        if self.count(rows.sizes[k] for k in outer) < MIN_KEPT_TRIPS:
+        if self.count(rows.dims[k] for k in outer) < MIN_KEPT_TRIPS:
             outer = set()
         return RowFusion(rows, parts, sorted(outer), [k for k in every if k not in outer], [])
 
@@ -390,7 +322,7 @@ class RowPlanner:
         facts = fusion.facts
         if not fusion.rows:
             return "all loops of the rows are kept"
-        rows = self.count(facts.sizes[k] for k in fusion.rows)
+        rows = self.count(facts.dims[k] for k in fusion.rows)
         largest = max((self.bytes(a.tensor) for a in (*facts.reads, *facts.writes)), default=0)
         across = any(self._contiguous_along(a, fusion.rows, 0) for a in (*facts.reads, *facts.writes))
         if not fusion.outer and rows < MIN_PARALLEL_TRIPS and (largest > SERIAL_BYTES or across):
@@ -401,7 +333,7 @@ class RowPlanner:
                 return "it does not leave a column for each element of a row"
             if rows < MIN_PROGRAM_ROWS:
                 return f"{rows} rows are too few to share out among programs"
-        if (columns or facts.inner) and any(self._contiguous_along(a, fusion.rows) for a in (*facts.reads, *facts.writes)):
+        if (columns or facts.has_loops) and any(self._contiguous_along(a, fusion.rows) for a in (*facts.reads, *facts.writes)):
             return "the elements of a row do not lie side by side"
         added_up = [(a, [d.index for d in p.reduced if d in p.place]) for p in columns for a in p.facts.reads]
         if any(self._contiguous_along(a, over) for a, over in added_up):
@@ -420,7 +352,7 @@ class RowPlanner:
         """Whether a part keeps loops that are not loops of the merged nest."""
         return any(part.size(d) is not ONE and (d not in part.place or part.place[d].index not in fusion.outer) for d in part.kept)
 
-    def _contiguous_along(self, access: RowAccess, loops: Sequence[int], least: int = MAX_ACCUMULATOR_BYTES) -> bool:
+    def _contiguous_along(self, access: TensorAccess, loops: Sequence[int], least: int = MAX_ACCUMULATOR_BYTES) -> bool:
         """Whether one of `loops` walks through the elements of a tensor of more than `least` bytes side by side."""
         t = access.tensor.type
         if not isinstance(t, TensorType) or self.bytes(access.tensor) <= least:
@@ -509,16 +441,32 @@ def _row_reduction(op: loop.NestOp) -> loop.ReduceOp | None:
     return None
 
 
+def _refusal(info: NestInfo) -> str:
+    """Why a nest is not one with another; "" if it may be."""
+    if "no_fuse" in info.op.attributes:
+        return MARKED
+    if any(isinstance(w.op, loop.StoreOp) and w.op.mode is not None for w in info.writes):
+        return "it combines what it stores with what is there"
+    if info.has_memory:
+        return "its iterations have memory of their own"
+    return "one of its loops is sequential" if info.sequential else ""
+
+
+def _tensors(info: NestInfo) -> set[SSAValue]:
+    """The tensors from outside that a nest reads."""
+    return {r.tensor for r in info.reads if r.tensor not in info.out_args}
+
+
 def _results(part: RowPart) -> list[tuple[str, Attribute]]:
     return list(zip(part.reduce.kind_names, (r.type for r in part.reduce.results), strict=True))
 
 
-def _shared_tensors(rows: Facts, facts: Facts) -> Iterator[tuple[SSAValue, tuple[Expr, ...], tuple[Expr, ...]]]:
+def _shared_tensors(rows: NestInfo, facts: NestInfo) -> Iterator[tuple[SSAValue, tuple[Expr, ...], tuple[Expr, ...]]]:
     """(tensor, index in `rows`, index in `facts`) for what both read and for what the second reads of the first."""
     mine: dict[SSAValue, list[tuple[Expr, ...]]] = {}
     for access in facts.reads:
         mine.setdefault(access.tensor, []).append(access.index)
-    for k, result in enumerate(rows.nest.results):
+    for k, result in enumerate(rows.op.results):
         for index in mine.get(result, ()):
             for store in rows.stored(k):
                 yield result, store.index, index
@@ -527,7 +475,7 @@ def _shared_tensors(rows: Facts, facts: Facts) -> Iterator[tuple[SSAValue, tuple
             yield access.tensor, access.index, index
 
 
-def _shared_accesses(rows: Facts, facts: Facts) -> Iterator[tuple[tuple[Expr, ...], tuple[Expr, ...]]]:
+def _shared_accesses(rows: NestInfo, facts: NestInfo) -> Iterator[tuple[tuple[Expr, ...], tuple[Expr, ...]]]:
     return ((a, b) for _, a, b in _shared_tensors(rows, facts))
 
 
