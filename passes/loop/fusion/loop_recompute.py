@@ -22,11 +22,12 @@ from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
 from ....dialects import loop
 from ....dialects.expr import Expr, IndexMap
 from ....dialects.expr.ranges import RangeEnv
-from ....dialects.nd.types import TensorType, element_bytes
+from ....dialects.nd.types import TensorType, element_bytes, tensor_type
 from ....dialects.support.replace import erase_op
 from ...analysis.symbols import symbol_facts
 from ...manager.pass_manager import Pass
-from .placement import compute_at, covers, places_at, survives
+from ..transform.loop_rewrite import needed
+from .placement import compute_at, final_store, places_at, survives
 
 CHEAP = (arith.AddfOp, arith.SubfOp, arith.MulfOp, arith.NegfOp, arith.ExtFOp, arith.TruncFOp, arith.ConstantOp)
 """Operations that cost less than the memory traffic that they save, whoever repeats them."""
@@ -47,10 +48,9 @@ class _Plan:
     """A value to be computed by its readers: the store that goes, what computes it, and what of that is known to a row only."""
 
     store: loop.StoreOp
-    value: SSAValue
-    source: list[Operation]
-    row_values: list[SSAValue]
-    readers: list[loop.LoadOp] = field(default_factory=list)
+    readers: list[loop.LoadOp]
+    source: list[Operation] = field(default_factory=list)
+    row_values: list[SSAValue] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -76,23 +76,16 @@ class LoopRecompute(Pass):
 
 def _plan(nest: loop.NestOp, number: int) -> _Plan | None:
     """How result `number` of a nest can be computed by its readers; None if it cannot, or should not."""
-    argument, result = nest.out_args[number], nest.results[number]
+    result = nest.results[number]
     readers = [use.operation for use in result.uses]
-    uses = [use.operation for use in argument.uses]
-    if not readers or len(uses) != 1 or not isinstance(store := uses[0], loop.StoreOp):
-        return None
     loads = [r for r in readers if isinstance(r, loop.LoadOp) and r.mask is None]
-    block = store.parent
-    if len(loads) != len(readers) or store.mask is not None or store.store_mode != "set" or block is None:
+    store = final_store(result)
+    if store is None or not loads or len(loads) < len(readers) or nest.out_args[number].uses.get_length() != 1 or not survives(store):
         return None
-    around = block.parent_op()
-    row = around if isinstance(around, (loop.ForOp, loop.ReduceOp)) and around.parent is nest.block else None
-    if (row is None and around is not nest) or not survives(store):
-        return None
-    if not covers(store, nest) or (row is not None and not _is_long(row)):
-        return None
-    plan = _Plan(store, store.value, [], [], loads)
-    return plan if _collect(plan, nest, result.type) else None
+    around = store.parent_op()
+    assert isinstance(around, loop.LoopLike)
+    plan = _Plan(store, loads)
+    return plan if (around is nest or _is_long(around)) and _collect(plan, nest, result.type) else None
 
 
 def _is_long(row: loop.LoopLike) -> bool:
@@ -103,41 +96,31 @@ def _is_long(row: loop.LoopLike) -> bool:
 def _collect(plan: _Plan, nest: loop.NestOp, stored: Attribute) -> bool:
     """Find what the stored value comes from; whether that is little: cheap operations on one element of memory of at most the same size,
     elements of small tensors, and numbers of the row."""
-    inside = plan.store.parent
-    assert inside is not None
-    wanted: set[Operation] = set()
-    loads = small = 0
-    worklist: list[SSAValue] = [plan.value]
-    while worklist:
-        value = worklist.pop()
-        owner = value.owner
-        if isinstance(owner, Operation) and (owner.parent is inside or isinstance(owner, arith.ConstantOp)):
-            if owner in wanted:
-                continue
-            wanted.add(owner)
-            if isinstance(owner, loop.LoadOp):
-                if any(index not in plan.store.index_operands for index in owner.index_operands):
-                    return False  # it reads at an index that was loaded itself
-                if owner.mask is None and owner.source not in nest.out_args and _is_small(owner.source.type, stored):
-                    small += 1
-                    continue
-                loads += 1
-                bytes_read = element_bytes(loop.element_type(owner.source.type))
-                if owner.mask is not None or owner.source in nest.out_args or bytes_read > element_bytes(loop.element_type(stored)):
-                    return False
-            elif not isinstance(owner, CHEAP):
-                return False
-            else:
-                worklist += owner.operands
-        elif isinstance(owner, Operation) and owner.parent is nest.block and value.type == f32:
-            if value not in plan.row_values:
-                plan.row_values.append(value)
-        else:
-            return False
-    if loads != 1 or small > MAX_SMALL_TENSORS or len(wanted) > MAX_RECOMPUTED_OPS + small or len(plan.row_values) > MAX_ROW_VALUES:
+    store = plan.store
+    assert store.parent is not None
+    inside = needed([store.value], store.parent)
+    loads = [op for op in inside if isinstance(op, loop.LoadOp)]
+    used = dict.fromkeys([store.value, *(v for op in inside if op not in loads for v in op.operands)])
+    of_row = [v for v in used if v.owner not in inside]
+    constants = [v.owner for v in of_row if isinstance(v.owner, arith.ConstantOp)]
+    plan.source = [*constants, *inside]
+    plan.row_values = [v for v in of_row if v.owner not in constants]
+    if not all(isinstance(v.owner, Operation) and v.owner.parent is nest.block and v.type == f32 for v in plan.row_values):
         return False
-    plan.source = sorted(wanted, key=lambda op: (op.parent is inside, _position(op)))
-    return True
+    if not all(isinstance(op, CHEAP) or op in loads for op in inside) or not all(_is_at(store, op, nest) for op in loads):
+        return False
+    small = sum(_is_small(op.source.type, stored) for op in loads)
+    few = small <= MAX_SMALL_TENSORS and len(plan.source) <= MAX_RECOMPUTED_OPS + small and len(plan.row_values) <= MAX_ROW_VALUES
+    return few and [_bytes(op.source.type) <= _bytes(stored) for op in loads if not _is_small(op.source.type, stored)] == [True]
+
+
+def _is_at(store: loop.StoreOp, load: loop.LoadOp, nest: loop.NestOp) -> bool:
+    """Whether a load reads from other memory than its nest makes, at indices of the loops around a store."""
+    return load.mask is None and load.source not in nest.out_args and all(index in store.index_operands for index in load.index_operands)
+
+
+def _bytes(tensor: Attribute) -> int:
+    return element_bytes(loop.element_type(tensor))
 
 
 def _is_small(read: Attribute, stored: Attribute) -> bool:
@@ -149,37 +132,22 @@ def _is_small(read: Attribute, stored: Attribute) -> bool:
     return read.rank < stored.rank and (whole is None or MIN_ROW_ELEMENTS * numel <= whole)
 
 
-def _position(op: Operation) -> int:
-    assert op.parent is not None
-    return next(k for k, other in enumerate(op.parent.ops) if other is op)
-
-
 def _rewrite(nest: loop.NestOp, number: int, plan: _Plan, symbols: RangeEnv) -> loop.NestOp | None:
     """Take result `number` off a nest, give it one for each number of a row, and compute the value at its readers; the new nest, None
     where nothing is left."""
-    block = nest.block
-    readers = [(load, places_at(plan.store, load)) for load in plan.readers]
-    argument = nest.out_args[number]
-    erase_op(plan.store)
-    assert isinstance(argument, BlockArgument)
-    outs = [o for k, o in enumerate(nest.outs) if k != number]
-    kept = [r for k, r in enumerate(nest.results) if k != number]
-    for value in plan.row_values:
-        old = nest.results[number].type
-        assert isinstance(old, TensorType)
-        row = loop.EmptyOp.create(result_types=[_row_type(nest, old)])
-        assert nest.parent is not None
-        nest.parent.insert_op_before(row, nest)
-        outs.append(row.result)
-        inner = block.insert_arg(row.result.type, len(block.args))
-        identity = IndexMap.identity(len(nest.indices))
-        block.add_op(loop.StoreOp.new(value, inner, identity, list(nest.indices)))
-    block.erase_arg(argument)
-    if not outs:
-        for load, places in readers:
-            compute_at(load, plan.value, plan.source, places, symbols)
-        _discard(nest, number)
-        return None
+    block, store, computed, empty = nest.parent, plan.store, plan.store.value, nest.outs[number]
+    argument, old = nest.out_args[number], tensor_type(nest.results[number])
+    assert block is not None and isinstance(argument, BlockArgument)
+    places = [(load, places_at(store, load)) for load in plan.readers]
+    erase_op(store)
+    nest.block.erase_arg(argument)
+    rows = [loop.EmptyOp.create(result_types=[TensorType.get(nest.loop_sizes, f32, old.device.data)]) for _ in plan.row_values]
+    block.insert_ops_before(rows, nest)
+    for value, row in zip(plan.row_values, rows, strict=True):
+        inner = nest.block.insert_arg(row.result.type, len(nest.block.args))
+        nest.block.add_op(loop.StoreOp.new(value, inner, IndexMap.identity(len(nest.indices)), list(nest.indices)))
+    kept = [k for k in range(len(nest.results)) if k != number]
+    outs = [*(nest.outs[k] for k in kept), *(row.result for row in rows)]
     made = loop.NestOp.create(
         operands=outs,
         result_types=[o.type for o in outs],
@@ -188,27 +156,16 @@ def _rewrite(nest: loop.NestOp, number: int, plan: _Plan, symbols: RangeEnv) -> 
         regions=[nest.detach_region(nest.regions[0])],
         location=nest.location,
     )
-    assert nest.parent is not None
-    nest.parent.insert_op_before(made, nest)
-    for old, new in zip(kept, made.results, strict=False):
-        old.replace_all_uses_with(new)
-    row_results: dict[SSAValue, SSAValue] = dict(zip(plan.row_values, made.results[len(kept) :], strict=True))
-    for load, places in readers:
-        known = _row_values(load, [places[index][0] for index in made.indices] if row_results else [], row_results)
-        compute_at(load, plan.value, plan.source, places, symbols, known)
-    _discard(nest, number)
-    return made
-
-
-def _discard(nest: loop.NestOp, number: int) -> None:
-    """Remove a nest, and the empty tensor that its result `number` began as."""
-    empty = nest.outs[number]
-    erase_op(nest, safe_erase=False)
+    block.insert_op_before(made, nest)
+    loop.take_uses([nest.results[k] for k in kept], made.results[: len(kept)])
+    of_row = dict(zip(plan.row_values, made.results[len(kept) :], strict=True))
+    for load, at in places:
+        known = _row_values(load, [at[index][0] for index in made.indices] if rows else [], of_row)
+        compute_at(load, computed, plan.source, at, symbols, known)
+    for op in (nest,) if outs else (nest, made):
+        erase_op(op, safe_erase=False)
     loop.drop_empty(empty)
-
-
-def _row_type(nest: loop.NestOp, stored: TensorType) -> TensorType:
-    return TensorType.get(list(nest.loop_sizes), f32, stored.device.data)
+    return made if outs else None
 
 
 def _row_values(load: loop.LoadOp, row: Sequence[Expr], stored: Mapping[SSAValue, SSAValue]) -> dict[SSAValue, SSAValue]:
