@@ -55,10 +55,11 @@ ARROWS: dict[str, dict[str, str]] = {
     },
     "targets": {
         "llvm_text": "",
+        "measurements": "cpu",
         "target": "",
         "cpu": "llvm_text target",
-        "triton": "cpu target",
-        "host": "cpu llvm_text target triton",
+        "triton": "cpu measurements target",
+        "host": "cpu llvm_text measurements target triton",
         "package": "cpu host",
     },
     "tools": {

@@ -72,8 +72,8 @@ NAMED_PIPELINES: dict[str, str] = {f"stepwell-{target}": target for target in TA
 DEVICES: dict[str, str] = {"cpu": "cpu", "cuda": "gpu"}
 """Kind of device, as torch calls it -> target that graphs on it are compiled for.  What happens on other devices is the library's."""
 
-MEASURING = frozenset(("gpu-tune",))
-"""Passes that are put into the pipeline of the GPU where tiles are measured."""
+MEASURING: Mapping[str, str] = {"gpu-measure-products": "nd-library-products", "gpu-tune": ""}
+"""Passes of the GPU that measure -> the pass in whose place they are put, if there is one."""
 
 _REPLACED: dict[str, dict[str, str]] = {}
 """Target of a user -> what its devices were compiled for before."""
@@ -154,7 +154,7 @@ def machine_for(pipeline: Pipeline) -> MachineAttr | None:
     """The usual machine of the target that a pipeline is for: the GPU, if one of its passes is in the GPU's pipeline and in no CPU's, else
     None: nothing needs to be said of the CPU."""
     own = {target: {text.partition("{")[0] for passes in TARGETS[target].values() for text in passes} for target in ("cpu", "gpu")}
-    only = (own["gpu"] | MEASURING) - own["cpu"]
+    only = (own["gpu"] | MEASURING.keys()) - own["cpu"]
     return MachineAttr.get(USUAL_GPU) if any(p.name in only for p in pipeline.passes()) else None
 
 

@@ -29,6 +29,7 @@ OURS: dict[str, str] = {
     "tt-join-launches": "lowering.mem_to_tt.tt_join_launches:TtJoinLaunches",
     "tt-overlap-launches": "lowering.mem_to_tt.tt_overlap_launches:TtOverlapLaunches",
     "gpu-schedule": "passes.gpu.gpu_schedule:GpuSchedule",
+    "gpu-measure-products": "targets.triton.gpu_measure_products:GpuMeasureProducts",
     "gpu-tune": "targets.triton.gpu_tune:GpuTune",
     "gpu-gather-sums": "passes.gpu.scatters.gpu_gather_sums:GpuGatherSums",
     "gpu-carry-groups": "passes.gpu.carried.gpu_carry_groups:GpuCarryGroups",

@@ -13,6 +13,7 @@ from ...passes.manager.pass_manager import Pipeline
 from ...passes.manager.pipelines import TARGETS
 from ..target import Kernels, Launcher, Measure, Target
 from .gpu import chosen_gpu
+from .gpu_measure_products import measuring
 from .kernels import GpuKernel, device_memory_gbs, device_multiprocessors, device_shared_memory, device_target, start_program_kernels
 
 
@@ -31,8 +32,10 @@ class GpuTarget(Target):
         return MachineAttr.get(device_target(device).name, **{name: n for name, n in facts.items() if n})
 
     def fit(self, pipeline: Pipeline, module: ModuleOp, device: str, measure: Measure) -> None:
-        """Tiles are measured where that is asked for; attention is a call only where torch has one that is fast."""
+        """Tiles and products are measured where that is asked for; attention is a call only where torch has one that is fast."""
         names = {p.name for p in pipeline.passes()}
+        if measure == "always":
+            pipeline.update(measuring)
         if measure != "never" and "gpu-schedule" in names and "gpu-tune" not in names:
             pipeline.add("mem", f"gpu-tune{{{'unsure' if measure == 'unsure' else ''}}}", "before:gpu-schedule")
         if "nd-attention" in names and not has_fast_attention(device):

@@ -85,7 +85,8 @@ class MemoryPlan:
 def plan_of(module: ModuleOp, pipeline: Pipeline, ctx: Context, moves: tuple[str, ...] = ()) -> MemoryPlan:
     """What a pipeline makes of an imported graph, which stays as it is. Raises what its passes raise."""
     planning = pipeline.to_stage("mem")
-    for name in {p.name for p in planning.passes()} & {MemCheckMemory.name, *MEASURING}:
+    not_needed = {MemCheckMemory.name, *(name for name, replaced in MEASURING.items() if not replaced)}
+    for name in {p.name for p in planning.passes()} & not_needed:
         planning.remove(name)
     planned = module.clone()
     run(planning, planned, ctx)

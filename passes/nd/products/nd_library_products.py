@@ -59,7 +59,7 @@ from .nd_small_convolutions import as_windows, without_library
 from .ordered_products import ordered_product
 from .ordered_rows import widen_rows
 from .pixel_products import convolution_as_product, gradients_as_products
-from .product_choice import Candidate, Choice, ProductChooser
+from .product_choice import Candidate, Choice, ProductChooser, Seconds
 from .product_padding import PART_BYTES, padded_product, product_call
 from .product_terms import EXACT, as_terms, with_bias
 from .scaled_products import ScaledProduct, block_terms, scaled_product
@@ -186,7 +186,9 @@ class NdLibraryProducts(Pass):
         symbols, types = nd.symbol_ranges(op), FactorTypes.of(op)
         scaled: dict[Operation, ScaledProduct] = {}
         everything, ordered = not has_library(op), has_fixed_order(op)
-        chooser = ProductChooser(machine_of(op, Gpu), hints, symbols, "never" if everything else self.library, types, scaled)
+        chooser = ProductChooser(
+            machine_of(op, Gpu), hints, symbols, "never" if everything else self.library, types, scaled, self.seconds(ctx, op)
+        )
         chosen: dict[Operation, Choice] = {}
         activations: dict[Operation, Activation] = {}
         joined: set[Operation] = set()
@@ -310,6 +312,10 @@ class NdLibraryProducts(Pass):
             named = (library_epilogue, biased_product, own_product, library_product, joined_factor, own_convolution, convolution_bias)
             for rule in (*named, grouped_product, pixel_product):
                 self.statistic(rule.__name__.replace("_", "-"), rewriter.changed.get(rule.__name__, 0))
+
+    def seconds(self, ctx: Context, module: ModuleOp) -> Seconds | None:
+        """What measures candidates of a module; None: the price alone decides."""
+        return None
 
     def _spell_attention(self, func: FuncOp, chooser: ProductChooser) -> None:
         """Attention of the library becomes products and a softmax where a kernel of ours is cheaper."""

@@ -1,4 +1,4 @@
-"""Which products of a GPU are generated, by price (passes/cost/contraction_price.py).
+"""Which products of a GPU are generated, by price (passes/cost/contraction_price.py), or as was measured.
 
     %p = nd.matmul %x, %w ; %q = nd.matmul %x, %v ; %y = nd.mul (nd.silu %p), %q     ->     one candidate: two sums, and what follows
 
@@ -9,7 +9,7 @@ the kernels around them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -67,6 +67,12 @@ class Candidate:
     parts: tuple[nd.SliceOp, ...] = ()
     activation: Activation | None = None
     """All that stands behind a product, where the library's call may compute it as well."""
+    behind: tuple[Operation, ...] = ()
+    """What stands behind the products, element by element."""
+
+
+Seconds = Callable[[Candidate], tuple[float, float] | None]
+"""What a candidate takes with calls of the library, and generated, in seconds; None where that was not measured."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,8 @@ class ProductChooser:
     types: FactorTypes
     scaled: Mapping[Operation, ScaledProduct] = field(default_factory=dict)
     """Products that are calls for 8-bit factors."""
+    seconds: Seconds | None = None
+    """What measures candidates; None: the price alone decides."""
 
     def choose(self, func: FuncOp) -> tuple[dict[Operation, Choice], list[Candidate]]:
         """What becomes of each product of a function, and the candidates of which blocks of columns are to be products of their own."""
@@ -237,6 +245,9 @@ class ProductChooser:
             return Choice(False, "rows of a factor are no multiple of 16 bytes", *prices)
         elif any(self._may_be_few(n) for n in (*tensor_type(op.results[0]).dims[-2:], tensor_type(op.operands[0]).dims[-1])):
             return Choice(False, f"a size may be at most {MAX_SKINNY_ROWS}, or more: no tile is good at both", *prices)
+        if self.seconds is not None and (measured := self.seconds(one)) is not None:
+            library, generated = (1e9 * s for s in measured)
+            return Choice(generated <= library, "measured", library, generated)
         return Choice(prices[1] <= prices[0], "by price" + self._narrowed(one.work), *prices)
 
     def _with_activation(self, one: Candidate, choice: Choice) -> Choice:
@@ -335,14 +346,14 @@ def candidates(
         work = _work((op, *partners), region, len(parts), hints, types, scaled.get(op))
         activation = None if partners or parts or op in scaled else activation_behind(op)
         if activation is None or region.computed() - set(activation.ops) or any(_rows_are_odd(x) for x in op.operands):
-            yield Candidate((op, *partners), work, parts)
+            yield Candidate((op, *partners), work, parts, behind=tuple(region.behind))
         else:
-            yield Candidate((op,), replace(work, epilogue=activation.name), activation=activation)
+            yield Candidate((op,), replace(work, epilogue=activation.name), activation=activation, behind=tuple(region.behind))
     for one in _convolutions(func):
         if not cannot(one, gpu, symbols):
             region = _Region([one.result], taken, results)
             taken.update(region.behind)
-            yield Candidate((one,), _convolution_work(one, region, hints, types))
+            yield Candidate((one,), _convolution_work(one, region, hints, types), behind=tuple(region.behind))
     for one, found in _grouped(func).items():
         if not cannot(one, gpu, symbols):
             region = _Region([one.results[0]], taken)

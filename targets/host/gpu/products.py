@@ -11,8 +11,6 @@ proposes are measured, on the tensors of the first call, and the fastest is kept
 from __future__ import annotations
 
 import ctypes
-import json
-import logging
 import struct
 import threading
 from collections.abc import Mapping, Sequence
@@ -29,9 +27,9 @@ from ....dialects import host
 from ....dialects.machine import is_repeatable, module_of
 from ....dialects.nd.call_args import Arg, Call
 from ....dialects.support.record import Record
+from ...measurements import Measurements
 from .runtime_ir import Node, ProductLimit
 
-log = logging.getLogger("stepwell")
 
 class PlanLimit(IntEnum):
     """How much is planned."""
@@ -218,7 +216,7 @@ class ProductPlans:
     def __init__(self, device: str, library: ProductLibrary | None, measures: bool, times: Path):
         self.device = device
         self.library = library
-        self.times = Times(times) if measures else None
+        self.times = Measurements(times, library.name) if measures and library is not None else None
         self._counts: dict[int, int] = {}
         self._nodes: list[_Node] = []
         self._lock = threading.Lock()
@@ -297,8 +295,8 @@ class _Node:
         """The algorithm that was measured to be the fastest, else the one that the library expects to be; None for none."""
         if self.times is None:
             return next(iter(prepared.proposed(1)), None)
-        kept = self.times.find(library.name, found)
-        if kept is not None and (checked := prepared.checked(kept)) is not None:
+        kept = self.times.find(found.key)
+        if kept is not None and (checked := prepared.checked(_algorithm(kept))) is not None:
             return checked
         proposed = prepared.proposed(PlanLimit.PROPOSED)
         aliased = found.adds and self.addresses[2] == self.addresses[3]  # each run would add once more
@@ -310,7 +308,8 @@ class _Node:
         best = min(range(len(proposed)), key=seconds.__getitem__)
         if seconds[best] == inf:
             return None
-        self.times.keep(library.name, found, proposed[best].code, seconds)
+        times = [round(s * 1e6, 2) for s in seconds if s < inf]
+        self.times.keep(found.key, {"problem": asdict(found), "microseconds": times, "algorithm": proposed[best].code.hex()})
         return proposed[best]
 
     def _seconds(self, library: ProductLibrary, one: Algorithm) -> float:
@@ -319,36 +318,9 @@ class _Node:
         return library.seconds(self.address, addresses, self.stream, self.device) if self._take(library, one) else inf
 
 
-class Times:
-    """Algorithms that were measured, by library and problem, in a file that people can read: {library: {problem: {"problem": its fields,
-    "microseconds": of the algorithms in the order of the library, "algorithm": the description of the one that is taken}}}."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def find(self, library: str, problem: Problem) -> bytes | None:
-        """The description of the algorithm for a problem."""
-        entry = self._read().get(library, {}).get(problem.key)
-        try:
-            return bytes.fromhex(entry["algorithm"]) if entry else None
-        except (KeyError, TypeError, ValueError):
-            return None
-
-    def keep(self, library: str, problem: Problem, code: bytes, seconds: Sequence[float]) -> None:
-        """Note what was measured; what another process has added meanwhile stays."""
-        from ...cpu.cache import write_atomically
-
-        found = self._read()
-        times = [round(s * 1e6, 2) for s in seconds if s < inf]
-        found.setdefault(library, {})[problem.key] = {"problem": asdict(problem), "microseconds": times, "algorithm": code.hex()}
-        write_atomically(self.path, json.dumps(found, indent=1, sort_keys=True).encode())
-
-    def _read(self) -> dict[str, dict[str, Any]]:
-        try:
-            found = json.loads(self.path.read_text()) if self.path.exists() else {}
-        except (ValueError, OSError):
-            found = None
-        if not isinstance(found, dict):
-            log.warning("%s holds no JSON of products: they are measured again", self.path)
-            return {}
-        return found
+def _algorithm(entry: Mapping[str, Any]) -> bytes:
+    """The description of the algorithm of an entry; none where somebody has written another one."""
+    try:
+        return bytes.fromhex(entry["algorithm"])
+    except (KeyError, TypeError, ValueError):
+        return b""

@@ -283,7 +283,7 @@ def test_a_file_that_is_no_json_is_measured_anew(tmp_path, caplog):
     library = Library(times=(2.0, 1.0))
     site = Site("aten.mm.out", library, tmp_path, measures=True)
     assert site(*(torch.zeros(8, 8, dtype=torch.bfloat16) for _ in range(3))) == 0 and library.ran == [1]
-    assert "products.json holds no JSON of products" in caplog.text
+    assert "products.json holds no JSON of measurements" in caplog.text
 
 
 def test_problems_differ_in_their_keys():
