@@ -94,23 +94,26 @@ class GpuCarrySoftmax(Pass):
             self.remark(func, f"{lost}: {why}", kind="missed")
 
     def _carry_weights(self, nests: list[loop.NestOp], symbols: RangeEnv, sizes: Sizes, in_order: Gpu | None) -> None:
-        """Weights that are no softmax; `in_order`: see `_rewrite`. Some may be carried only when those are that are computed from them: a
-        round carries some, or is the last one."""
+        """Weights that are no softmax; `in_order`: see `_rewrite`. Some may be carried only when those are that are computed from them, by
+        nests that sum up products of them only then: a round carries some, or is the last one."""
         carried, refused = True, dict[loop.NestOp, str]()
         while carried:
             carried, refused = False, {}
-            for nest in nests:
+            left: list[loop.NestOp] = []
+            for nest in (n for n in nests if n.parent is not None):
                 if not (readers := stored_weights(nest)):
+                    left.append(nest)
                     continue
                 try:
                     count = carry_weights(nest, readers, symbols, sizes, self.columns, in_order)
                 except Refused as why:
                     refused[nest] = str(why)
+                    left.append(nest)
                     continue
                 carried = True
                 self.remark(nest, f"weights are computed where rows are weighed by them: kernels: {count}", kind="applied")
                 self.statistic("num-carried")
-            nests = list(refused)
+            nests = left
         for nest, why in refused.items():
             self.remark(nest, why, kind="missed")
 

@@ -1,11 +1,14 @@
 """`options={"batch_invariant": True}`: the bits of a row depend on no other row, nor on how many there are, nor on threads."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import stepwell
+from stepwell.passes.manager.pipelines import DEVICES
 from stepwell.tools.interpret.target import InterpretedTarget
 
 OPTIONS = {"batch_invariant": True, "on_failure": "raise"}
@@ -255,6 +258,19 @@ def test_attention_that_keeps_its_scores_on_a_gpu(gpu):
         assert torch.equal(heads(length, length)[0], whole[:, :, :length])
     for length in (1, 64, 100):
         assert torch.equal(heads(1, length)[0], whole[:, :, length - 1 : length])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", [64, 128])
+def test_training_keeps_no_scores_in_memory_on_a_gpu(size, monkeypatch):
+    """What is computed of two products is one nest or two, as fusion finds cheaper: neither is stored."""
+    torch._dynamo.reset()
+    monkeypatch.setitem(DEVICES, "cpu", "gpu")  # how scores are saved is decided by the device of what is traced
+    q, k, v = (torch.randn(1, 2, 256, size, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    attention = partial(F.scaled_dot_product_attention, is_causal=True)
+    explained = stepwell.explain(attention, q, k, v, options={"batch_invariant": True}, target="sm_90", quiet=True)
+    assert len(explained.graphs) == 2
+    assert max(u.bytes for graph in explained.graphs for step in graph.steps for u in step.writes) <= 2 * q.numel() * q.itemsize
 
 
 @pytest.mark.long

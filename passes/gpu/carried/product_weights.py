@@ -233,7 +233,8 @@ def _reduce_of(nest: loop.NestOp) -> loop.ReduceOp:
 
 
 def _weighs(load: loop.LoadOp) -> bool:
-    """Whether a load stands in a nest that is sums of products, of what depends on it by what does not."""
+    """Whether a load stands in a nest that is sums of products, of what depends on it by what does not, and reads another number for each
+    term and each row: what belongs to a row, or to a term, is no weight."""
     reduce = load.parent_op()
     nest = None if reduce is None else reduce.parent_op()
     if not isinstance(reduce, loop.ReduceOp) or not isinstance(nest, loop.NestOp) or not nest.results or reduce.block.last_op is None:
@@ -244,7 +245,16 @@ def _weighs(load: loop.LoadOp) -> bool:
     if not alone or len(reduce.indices) != 1 or len(products) < len(terms):
         return False
     sides = [[load in needed([v], reduce.block) for v in op.operands] for op in products]
-    return any(map(any, sides)) and not any(map(all, sides))
+    if not any(map(any, sides)) or any(map(all, sides)):
+        return False
+    others = [v for op, inside in zip(products, sides, strict=True) for v, depends in zip(op.operands, inside, strict=True) if not depends]
+    weighed = {i for op in needed(others, reduce.block) if isinstance(op, loop.LoadOp) for i in _indices(op)}
+    return reduce.indices[0] in _indices(load) and not _indices(load) <= weighed
+
+
+def _indices(load: loop.LoadOp) -> set[SSAValue]:
+    """The values that the place of a load depends on."""
+    return {load.index_operands[d.index] for e in load.index_map.results for d in free_dims(e)}
 
 
 def _adds(load: loop.LoadOp) -> bool:
