@@ -103,7 +103,7 @@ def attention_function(spec: AttentionSpec) -> tuple[str, str]:
     if spec.on_matrix_unit:
         return symbol, "\n".join([*attention_amx.head_functions(spec, _HEAD_ARGS, _layout(spec)), *around])
     parts = [f"@{symbol}_zeros = internal constant [256 x i8] zeroinitializer, align 64\n"]
-    parts += [tile_kernel(shape, f"{symbol}_tile{v}", shape.isa.rows, v) for v in tile_vectors(shape)]
+    parts += [tile_kernel(shape, f"{symbol}_tile{v}", shape.isa.rows, v * shape.lanes) for v in tile_vectors(shape)]
     parts.append(pack_b_columns(shape, f"{symbol}_pack_k"))
     parts.append(convert_rows(f"{symbol}_widen", shape.isa, spec.dtype, "f32", "f32"))
     parts += [*row_functions(symbol, shape, spec.dtype), visible_function(symbol, shape, spec.dtype, shape.width)]

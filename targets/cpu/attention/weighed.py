@@ -55,7 +55,7 @@ def weighed_function(spec: WeighedSpec) -> tuple[str, str]:
     """The symbol and the LLVM IR of the function that computes `spec`."""
     symbol, shape = spec.symbol, spec.shape
     parts = [f"@{symbol}_zeros = internal constant [256 x i8] zeroinitializer, align 64\n"]
-    parts += [tile_kernel(shape, f"{symbol}_tile{v}", shape.isa.rows, v) for v in tile_vectors(shape)]
+    parts += [tile_kernel(shape, f"{symbol}_tile{v}", shape.isa.rows, v * shape.lanes) for v in tile_vectors(shape)]
     parts += [pack_b_columns(shape, f"{symbol}_pack"), convert_rows(f"{symbol}_widen", shape.isa, spec.dtype, "f32", "f32")]
     parts += [columns_function(symbol, shape), *row_functions(symbol, shape, spec.dtype)]
     parts += [_search(f"{symbol}_first", "eq"), _search(f"{symbol}_other", "ne"), _store(spec)]

@@ -86,9 +86,11 @@ class BlockPlan:
             self.special = ""
         self.in_place_b = not spec.trans_b and not spec.panels and spec.dtype == spec.b_type == spec.acc
         """Rows of a transposed A that are packed together."""
-        self.narrow = list(range(1, isa.vectors + 1)) if isa.masks else [v for v in (isa.vectors // 4, isa.vectors // 2) if v]
-        """Widths, in vectors, of the tiles for the last columns; always of full height, by masked loads and stores or through a tile on the
-        stack."""
+        halves = isa.halves and shape.k_unit == 1
+        grain = shape.lanes // 2 if halves else shape.lanes
+        widths = range(grain, shape.width + 1, grain) if isa.masks else [v * grain for v in (isa.vectors // 4, isa.vectors // 2) if v]
+        self.narrow = list(widths)
+        """Columns of the tiles for the last ones; always of full height, by masked loads and stores or through a tile on the stack."""
         self.bias_bytes = BLOCKS.vector_columns * shape.acc_bytes
         self.a_row_bytes = self.units_max * shape.packed_bytes + 64
         self.a_bytes = self.a_row_bytes * (self.group if spec.trans_a else isa.rows)
@@ -138,8 +140,8 @@ def block_functions(plan: BlockPlan, symbol: str) -> list[str]:
     rows = plan.tile_rows()
     for count in sorted(set(rows) - {0}):
         out.append(tile_kernel(shape, f"{symbol}_tile{count}", count))
-    for vectors in plan.narrow:
-        out.append(tile_kernel(shape, f"{symbol}_narrow{vectors}", isa.rows, vectors, clamp=True))
+    for columns in plan.narrow:
+        out.append(tile_kernel(shape, f"{symbol}_narrow{columns}", isa.rows, columns, clamp=True))
     names = [f"{symbol}_tile{max(count, 1)}" for count in rows]
     out += _tables(symbol, "tile", names, rows, [shape.width] * TABLE_ENTRIES)
     if plan.special == "dot":
@@ -202,9 +204,7 @@ class _Block:
         f, plan, shape = self.f, self.plan, self.shape
         self.lda, self.ldb = f.mul("%lda", shape.element), f.mul("%ldb", shape.b_element)
         self.ldc = f.mul("%ldc", ELEMENT_BYTES[self.spec.c_type])
-        self.bias_row, self.a_pack, self.b_pack, self.tile = (
-            f.at("%scratch", plan.offsets[name]) for name in ("bias", "a", "b", "tile")
-        )
+        self.bias_row, self.a_pack, self.b_pack, self.tile = (f.at("%scratch", plan.offsets[name]) for name in ("bias", "a", "b", "tile"))
         if not shape.isa.masks:
             self.edge = f.alloca(shape.isa.rows * shape.width, LLVM_TYPE[self.spec.acc])
         self.m = f.sub("%m1", "%m0")
@@ -296,9 +296,7 @@ class _Block:
                 units = f.ceil_div("%depth", shape.panel_unit)
                 f.do(f"call void @{self.symbol}_column_sums(ptr {panel}, i64 {shape.panel_step}, i64 {units}, ptr {start}, ptr {start})")
 
-    def _move(
-        self, source: str, target: str, src: str, sld: Value, dst: str, dld: Value, rows: Value, columns: Value
-    ) -> None:
+    def _move(self, source: str, target: str, src: str, sld: Value, dst: str, dld: Value, rows: Value, columns: Value) -> None:
         name = f"{self.symbol}_move_{source}_{target}"
         args = f"ptr {src}, i64 {sld}, ptr {dst}, i64 {dld}, i64 {rows}, i64 {columns}"
         self.f.do(f"call void @{name}({args})")
@@ -372,9 +370,7 @@ class _Block:
             b, bs = self._b_for_kernel(j.i, whole)
             common = f"ptr {a}, i64 {ars}, i64 {acs}, ptr {b}, i64 {bs}"
 
-            def call(
-                kernel: str, init: str, ild: Value, c: str, cld: Value, common: str = common, nr: Value = nr
-            ) -> None:
+            def call(kernel: str, init: str, ild: Value, c: str, cld: Value, common: str = common, nr: Value = nr) -> None:
                 args = f"{common}, ptr {init}, i64 {ild}, ptr {c}, i64 {cld}, i64 {steps}, i64 {mr}, i64 {nr}"
                 f.do(f"call void ({KERNEL_TYPES}) {kernel}({args})")
 
@@ -382,9 +378,8 @@ class _Block:
                 call(kernel, f.at(init, offset), ild, f.at(row, offset), self.tile_ld)
                 branch.otherwise()
                 narrow = kernel
-                for vectors in reversed(plan.narrow):
-                    fits = f.cmp("sle", nr, vectors * shape.lanes)
-                    narrow = str(f.pick(fits, f"@{self.symbol}_narrow{vectors}", narrow, "ptr"))
+                for width in reversed(plan.narrow):
+                    narrow = str(f.pick(f.cmp("sle", nr, width), f"@{self.symbol}_narrow{width}", narrow, "ptr"))
                 if shape.isa.masks:
                     call(narrow, f.at(init, offset), ild, f.at(row, offset), self.tile_ld)
                 else:

@@ -40,8 +40,8 @@ PREFETCH_BYTES = 512
 places of loads."""
 
 
-def tile_kernel(shape: Shape, name: str, rows: int, vectors: int = 0, clamp: bool = False) -> str:
-    """A tile of `rows` x `vectors` vectors (by default `shape.width` columns) as a sum of outer products.
+def tile_kernel(shape: Shape, name: str, rows: int, columns: int = 0, clamp: bool = False) -> str:
+    """A tile of `rows` x `columns` (by default `shape.width`) as a sum of outer products: whole vectors, and at the end perhaps a half one.
 
     One step loads a row of B and broadcasts `rows` elements of A. The starting values are added at the end: sums of ranges of K that
     are joined lose less than one that goes on through all of K (N. Higham, "Accuracy and Stability of Numerical Algorithms", 4.2).
@@ -50,80 +50,88 @@ def tile_kernel(shape: Shape, name: str, rows: int, vectors: int = 0, clamp: boo
     written for `mr` rows and `nr` columns then; elsewhere for all rows and columns of the tile.
     """
     f = Function(name, KERNEL_ARGS)
-    lanes, acc = shape.lanes, LLVM_TYPE[shape.spec.acc]
-    vec = f"<{lanes} x {acc}>"
-    step = shape.isa.vector_bytes
-    columns = range(vectors or shape.isa.vectors)
+    acc, step = LLVM_TYPE[shape.spec.acc], shape.isa.vector_bytes
+    parts = _lanes_of(shape, columns or shape.width)
+    vectors = [vector(lanes, acc) for lanes in parts]
     row_at = [f.min(i, f.sub("%mr", 1)) if clamp else i for i in range(rows)]
     a_rows = [f.at("%a", f.mul("%ars", i)) for i in row_at]
-    first = ["zeroinitializer"] * len(columns)
+    first = ["zeroinitializer"] * len(vectors)
     if shape.is_shifted and not shape.reads_panels:
         behind = f.at("%b", f.mul("%k", "%bs"))
-        first = [f.load(vec, f.at(behind, j * step)) for j in columns]
-    start: list[tuple[str, Value]] = [(vec, value) for value in first] * rows
+        first = [f.load(vec, f.at(behind, j * step)) for j, vec in enumerate(vectors)]
+    start: list[tuple[str, Value]] = [*zip(vectors, first, strict=True)] * rows
     if shape.reads_windows:
         table = f.let("inttoptr i64 %ars to ptr")
-        a_rows = [f.at("%a", f.load("i64", f.at(table, 8 * i), 8)) for i in range(rows)]
-        results = _over_runs(f, shape, table, a_rows, start, len(columns))
+        a_rows = [f.at("%a", f.load("i64", f.at(table, f.mul(i, 8)), 8)) for i in row_at]
+        results = _over_runs(f, shape, table, a_rows, start, parts)
     else:
         with f.loop(0, "%k", 1, [*start, ("i64", 0), ("i64", 0)]) as body:
-            body.next = _step(f, shape, a_rows, body.values, len(columns))
+            body.next = _step(f, shape, a_rows, body.values, parts)
         results = body.results
     if clamp and shape.isa.masks:
-        _store_within(f, shape, results, rows, len(columns))
+        _store_within(f, shape, results, row_at, columns)
         return f.text()
     for i in range(rows):
         init, row = f.at("%init", f.mul("%ild", i)), f.at("%c", f.mul("%cld", i))
-        for j in columns:
+        for j, vec in enumerate(vectors):
             before = f.load(vec, f.at(init, j * step))
-            f.store(vec, f.let(f"{_add(shape)} {vec} {before}, {results[i * len(columns) + j]}"), f.at(row, j * step))
+            f.store(vec, f.let(f"{_add(shape)} {vec} {before}, {results[i * len(vectors) + j]}"), f.at(row, j * step))
     return f.text()
 
 
-def _store_within(f: Function, shape: Shape, sums: Sequence[Value], rows: int, vectors: int) -> None:
-    """Add the starting values to the sums of a tile and store them, no more than `mr` rows and `nr` columns."""
-    lanes, acc, step = shape.lanes, LLVM_TYPE[shape.spec.acc], shape.isa.vector_bytes
-    vec, bits = vector(lanes, acc), vector(lanes, "i1")
-    suffix = f"v{lanes}{shape.spec.acc}.p0"
-    left = f.splat(f.let("trunc i64 %nr to i32"), "i32", lanes)
-    places = [f"<{', '.join(f'i32 {j * lanes + lane}' for lane in range(lanes))}>" for j in range(vectors)]
-    inside = [f.let(f"icmp slt {vector(lanes, 'i32')} {place}, {left}") for place in places]
-    for i in range(rows):
-        with f.when(f.cmp("slt", i, "%mr")):
-            init, row = f.at("%init", f.mul("%ild", i)), f.at("%c", f.mul("%cld", i))
-            for j, mask in enumerate(inside):
-                source, goal = f.at(init, j * step), f.at(row, j * step)
-                load = f"@llvm.masked.load.{suffix}(ptr align 1 {source}, {bits} {mask}, {vec} zeroinitializer)"
-                value = f.let(f"{_add(shape)} {vec} {f.let(f'call {vec} {load}')}, {sums[i * vectors + j]}")
-                f.do(f"call void @llvm.masked.store.{suffix}({vec} {value}, ptr align 1 {goal}, {bits} {mask})")
+def _lanes_of(shape: Shape, columns: int) -> list[int]:
+    """Lanes of the vectors that make up so many columns: whole ones, and perhaps a part of one."""
+    whole, rest = divmod(columns, shape.lanes)
+    return [shape.lanes] * whole + [rest] * (rest > 0)
 
 
-def _step(f: Function, shape: Shape, a_rows: Sequence[str], values: Sequence[str], vectors: int) -> list[Value]:
-    """One step of a tile: the sums with the products of a row of B, then where A and B go on."""
-    lanes, acc = shape.lanes, LLVM_TYPE[shape.spec.acc]
-    vec, columns, step = f"<{lanes} x {acc}>", range(vectors), shape.isa.vector_bytes
-    b_type = f"<{2 * lanes} x bfloat>" if shape.pairs else vec
+def _store_within(f: Function, shape: Shape, sums: Sequence[Value], row_at: Sequence[Value], columns: int) -> None:
+    """Add the starting values to the sums of a tile and store them, no more than `mr` rows and `nr` columns, of which only the last vector
+    may have too many. Rows beyond the last one are equal to it, and are stored there too: all is read before that."""
+    acc, step = LLVM_TYPE[shape.spec.acc], shape.isa.vector_bytes
+    parts = _lanes_of(shape, columns)
+    last, before = parts[-1], sum(parts[:-1])
+    place = f"<{', '.join(f'i32 {before + lane}' for lane in range(last))}>"
+    inside = f.let(f"icmp slt {vector(last, 'i32')} {place}, {f.splat(f.let('trunc i64 %nr to i32'), 'i32', last)}")
+    masked = f"{vector(last, 'i1')} {inside}"
+    found: list[tuple[Value, str, str]] = []
+    for i, row in enumerate(row_at):
+        init, goal = f.at("%init", f.mul("%ild", row)), f.at("%c", f.mul("%cld", row))
+        for j, lanes in enumerate(parts):
+            vec, source = vector(lanes, acc), f.at(init, j * step)
+            call = f"call {vec} @llvm.masked.load.v{last}{shape.spec.acc}.p0(ptr align 1 {source}, {masked}, {vec} zeroinitializer)"
+            value = f.load(vec, source) if j + 1 < len(parts) else f.let(call)
+            found.append((f.let(f"{_add(shape)} {vec} {value}, {sums[i * len(parts) + j]}"), vec, f.at(goal, j * step)))
+    for number, (value, vec, goal) in enumerate(found, 1):
+        if number % len(parts):
+            f.store(vec, value, goal)
+        else:
+            f.do(f"call void @llvm.masked.store.v{last}{shape.spec.acc}.p0({vec} {value}, ptr align 1 {goal}, {masked})")
+
+
+def _step(f: Function, shape: Shape, a_rows: Sequence[str], values: Sequence[str], parts: Sequence[int]) -> list[Value]:
+    """One step of a tile: the sums with the products of a row of B, then where A and B go on. `parts`: lanes of the vectors of a row."""
+    acc, step, unit = LLVM_TYPE[shape.spec.acc], shape.isa.vector_bytes, "i32" if shape.k_unit > 1 else LLVM_TYPE[shape.spec.acc]
+    factors = {lanes: f"<{2 * lanes} x bfloat>" if shape.pairs else vector(lanes, acc) for lanes in parts}
     *sums, a_off, b_off = values
     b_row = f.at("%b", b_off)
-    b = [f.load(b_type, f.at(b_row, j * step)) for j in columns]
+    b = [f.load(factors[lanes], f.at(b_row, j * step)) for j, lanes in enumerate(parts)]
     ahead = f.at(b_row, f.mul("%bs", PREFETCH_ROWS))
-    for line in range(0, vectors * step, LINE_BYTES):
+    for line in range(0, len(parts) * step, LINE_BYTES):
         f.do(f"call void @llvm.prefetch.p0(ptr {f.at(ahead, line)}, i32 0, i32 3, i32 1)")
     out: list[Value] = []
     for i, row in enumerate(a_rows):
-        at = f.at(row, a_off)
+        one = f.load(unit, f.at(row, a_off))
+        a = {lanes: f.splat(one, unit, lanes) for lanes in factors}
         if shape.pairs:
-            a = f.let(f"bitcast <{lanes} x i32> {f.splat(f.load('i32', at), 'i32', lanes)} to {b_type}")
-        elif shape.quads:
-            a = f.splat(f.load("i32", at), "i32", lanes)
-        else:
-            a = f.splat(f.load(acc, at), acc, lanes)
-        out += [_multiply_add(f, shape, vec, a, b[j], sums[i * vectors + j]) for j in columns]
+            a = {lanes: f.let(f"bitcast {vector(lanes, unit)} {value} to {factors[lanes]}") for lanes, value in a.items()}
+        for j, lanes in enumerate(parts):
+            out.append(_multiply_add(f, shape, vector(lanes, acc), a[lanes], b[j], sums[i * len(parts) + j]))
     return [*out, f.add(a_off, "%acs"), f.add(b_off, "%bs")]
 
 
 def _over_runs(
-    f: Function, shape: Shape, table: str, a_rows: Sequence[str], start: Sequence[tuple[str, Value]], vectors: int
+    f: Function, shape: Shape, table: str, a_rows: Sequence[str], start: Sequence[tuple[str, Value]], parts: Sequence[int]
 ) -> list[str]:
     """The steps of a tile whose A are windows: runs of terms that lie behind each other, each begins where its tap says."""
     runs = Runs(f, shape, table)
@@ -133,7 +141,7 @@ def _over_runs(
         count = f.min(f.sub(runs.run, within), f.sub("%k", part.i))
         types = [ty for ty, _ in start]
         with f.loop(0, count, 1, [*zip(types, sums, strict=True), ("i64", at), ("i64", b_off)]) as body:
-            body.next = _step(f, shape, a_rows, body.values, vectors)
+            body.next = _step(f, shape, a_rows, body.values, parts)
         *done, _, b_end = body.results
         part.next = [*done, b_end, *runs.next(digit, place)]
         part.step = count

@@ -41,6 +41,8 @@ class Isa:
     """Masked loads and stores are one instruction (for 32-bit elements at least)."""
     masks16: bool = False
     """Masked loads of 16-bit elements are one instruction."""
+    halves: bool = False
+    """There are vectors of half the length, which some processors multiply in half the time."""
     tail_copies: bool = False
     """Where masked loads are slow, but there are registers for dot products: ends of rows are copied between zeros."""
     bf16_dot: str = ""
@@ -72,10 +74,10 @@ class Isa:
 ISAS = {
     isa.name: isa
     for isa in (
-        Isa("avx512_bf16", 64, 6, 4, masks=True, masks16=True, bf16_dot="vdpbf16ps", byte_dot="vpdpbusd", in_floats="avx512"),
-        Isa("amx", 64, 6, 4, masks=True, masks16=True, amx=True, byte_dot="vpdpbusd", in_floats="avx512"),
-        Isa("avx512_vnni", 64, 6, 4, masks=True, masks16=True, byte_dot="vpdpbusd", in_floats="avx512"),
-        Isa("avx512", 64, 6, 4, masks=True, masks16=True),
+        Isa("avx512_bf16", 64, 6, 4, masks=True, masks16=True, halves=True, bf16_dot="vdpbf16ps", byte_dot="vpdpbusd", in_floats="avx512"),
+        Isa("amx", 64, 6, 4, masks=True, masks16=True, halves=True, amx=True, byte_dot="vpdpbusd", in_floats="avx512"),
+        Isa("avx512_vnni", 64, 6, 4, masks=True, masks16=True, halves=True, byte_dot="vpdpbusd", in_floats="avx512"),
+        Isa("avx512", 64, 6, 4, masks=True, masks16=True, halves=True),
         Isa("avx2", 32, 6, 2, masks=True, cache_block=192 * 1024),
         *(
             Isa(name, 16, 6, 4, tail_copies=True, bf16_dot=pairs, byte_dot=quads, in_floats="neon", cache_block=192 * 1024)

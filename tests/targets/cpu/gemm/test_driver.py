@@ -178,6 +178,20 @@ def test_accumulate_adds_to_c(trans_b):
         assert_near(c, exact, spec, k, f"{m}x{n}x{k}")
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_last_columns_are_as_many_as_there_are(dtype, accumulate):
+    """Tiles end with half a vector, or with a part of one; strips of 8 rows are two of 4, computed by tiles of 6."""
+    spec = host_spec(dtype, accumulate=accumulate)
+    for n in (3, 4, 5, 8, 9, 12, 21, 24, 28, 33, 40, 57, 63, 72):
+        a, b, exact = operands(spec, 14, n, 850)
+        c = torch.randn(14, n + 20, dtype=TORCH[dtype])
+        before = c.clone()
+        run(spec, a, b, c[:, :n])
+        assert_near(c[:, :n], exact + before[:, :n].double() if accumulate else exact, spec, 850, f"{n} columns")
+        assert torch.equal(c[:, n:], before[:, n:])
+
+
 @pytest.mark.parametrize("trans_b", [False, True])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_batches_and_broadcast_operands(trans_b, threads):
