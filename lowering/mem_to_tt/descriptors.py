@@ -168,7 +168,7 @@ def store_block(kernel: NestLowering, access: Access, value: SSAValue) -> bool:
     if any(memory_of(a.buffer) is memory for a in info.root.all_accesses() if a is not access):
         return False
     b, halves = s.b, 2 if kernel.tile.persistent else 1
-    found = BlockAccess.of(s, access, info.root.loops)
+    found = BlockAccess.of(s, access, [one for loops, _ in kernel.tile.axes for one in loops] + kernel.tile.grid_loops)
     if found is None:
         return False
     found.block[-1] //= halves

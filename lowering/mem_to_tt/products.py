@@ -27,7 +27,7 @@ from ...dialects.tt.types import element_of, int32, shape_of, tensor
 from ...passes.analysis.dependences import memory_of
 from ...passes.analysis.nest_access import Loop, NestAccess, Node
 from ...passes.gpu.nest_types import UnsupportedNest
-from ...passes.gpu.tiles.product_nests import EXACT_BITS, Factors, factors, row_sums
+from ...passes.gpu.tiles.product_nests import EXACT_BITS, Factors, block_reduction, factors, row_sums
 from ...passes.gpu.tiles.summed_products import summed_factors
 from ..nest.builder import NO_FLAGS
 from ..nest.values import Condition
@@ -63,7 +63,9 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
     """The sums of a reduction that is a product, or several, in the shape of the tile."""
     s, b = kernel.s, kernel.s.b
     axes = [tuple(loops) for loops, _ in kernel.tile.axes]
-    parts = factors(s.info, node) if node in s.info.root.children else summed_factors(s.info, node, [one for axis in axes for one in axis])
+    reduced = block_reduction(s.info)
+    plain = node in s.info.root.children or (reduced is not None and node.parent is reduced.node)
+    parts = factors(s.info, node) if plain else summed_factors(s.info, node, [one for axis in axes for one in axis])
     if not parts or any(list(f.along) not in (axes, axes[::-1]) for f in parts):
         raise UnsupportedNest("schedule: with dot the loops inside are sums of products, of one factor along each of the axes")
     block, trips = kernel.tile.reduction_block, product(one.size for one in node.loops)
@@ -71,7 +73,9 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
     for side in sides:
         side.unit_kinds = UNIT_FLOAT8 & {one.element for one in parts}
     choices = [one.choice for one in parts if one.choice is not None]
-    known_trips = trips.value is not None and not choices
+    # of what behind the sums is the least or largest alone, ptxas makes products wait as of sums that begin with a constant
+    extremes = reduced is not None and isinstance(reduced.node.op, loop.ReduceOp) and {"max", "min"}.issuperset(reduced.node.op.kind_names)
+    known_trips = trips.value is not None and not choices and not extremes
     rows = {k: RowSum(s.b, sides[axes.index(side)], _yielded(op, k)) for k, side in row_sums(s.info, node).items()}
     start = [no_sum(s, known_trips, SUM_TYPES.get(one.element, f32)) for one in parts] + [one.start() for one in rows.values()]
 
@@ -287,7 +291,9 @@ class Factor(State):
 
     def _loops(self) -> list[Loop]:
         """The loops that a factor may vary along."""
-        return [*(self.around._loops() if isinstance(self.around, Factor) else self.info.root.loops), *self.node.loops]
+        tile = self.kernel.tile
+        axes = [one for loops, _ in tile.axes for one in loops]
+        return [*(self.around._loops() if isinstance(self.around, Factor) else [*tile.grid_loops, *axes]), *self.node.loops]
 
     def _loaded_index(self, d: Expr, at: SSAValue) -> SSAValue:
         """A number for an index of the product's tile: one that is loaded for each place along this factor's axis stands in this tile."""

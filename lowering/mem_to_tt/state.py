@@ -175,7 +175,10 @@ class State(NestValues):
             self.halves[loops[0].dim] = first, self.lane(axis)
         if block > 1 and (total.value is None or total.value % block):
             self.axes[axis].mask = b.cmpi("slt", flat, self.number(total))
-        self.decode(flat, loops)
+        if loops and loops[-1] not in self.info.root.loops:  # the loop of a block that is reduced
+            self.decode_block(axis, first, flat, loops)
+        else:
+            self.decode(flat, loops)
         self.blocks[axis] = first, total, loops
         if len(loops) > 1:
             self.flat[axis] = number = self.info.new_dim(Range.of_size(total))

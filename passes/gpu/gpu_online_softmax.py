@@ -10,6 +10,7 @@ Rows that fit on chip are read once either way (Milakov and Gimelshein, 2018, ha
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from xdsl.context import Context
@@ -46,17 +47,23 @@ class GpuOnlineSoftmax(Pass):
             return
         sizes = Sizes(symbol_facts(op)[1])
         for nest in nests_in_memory(op):
-            highest: loop.ReduceOp | None = None
-            for inner in list(nest.block.ops):
-                if not isinstance(inner, loop.ReduceOp):
-                    continue
-                if highest is not None and sizes(product(inner.loop_sizes)) > self.longest and _are_pair(highest, inner):
-                    _merge(highest, inner)
-                    highest = None
-                    self.statistic("num-merged")
-                    self.remark(nest, "maximum and sum of exponentials in one pass", kind="applied")
-                elif inner.kind_names == ["max"] and is_float(inner.results[0].type):
-                    highest = inner
+            for _ in range(merge_pairs(nest, lambda op: sizes(product(op.loop_sizes)) > self.longest)):
+                self.statistic("num-merged")
+                self.remark(nest, "maximum and sum of exponentials in one pass", kind="applied")
+
+
+def merge_pairs(nest: loop.NestOp, wanted: Callable[[loop.ReduceOp], bool] = lambda _: True) -> int:
+    """Find maxima together with the sums of exponentials below them, where the reduction that adds up is `wanted` so; how many pairs."""
+    highest: loop.ReduceOp | None = None
+    merged = 0
+    for inner in [op for op in nest.block.ops if isinstance(op, loop.ReduceOp)]:
+        if highest is not None and wanted(inner) and _are_pair(highest, inner):
+            _merge(highest, inner)
+            highest = None
+            merged += 1
+        elif inner.kind_names == ["max"] and is_float(inner.results[0].type):
+            highest = inner
+    return merged
 
 
 def _are_pair(highest: loop.ReduceOp, total: loop.ReduceOp) -> bool:

@@ -26,6 +26,7 @@ from ..loop.transform.loop_split_reduction import LoopSplitReduction
 from ..loop.transform.nest_transform import Refused
 from ..manager.pass_manager import Pass
 from .short_runs import MIN_PART_ELEMENTS, short_run
+from .tiles.product_nests import block_reduction
 from .tiles.product_tiles import product_parts, product_tile
 from .tiles.rules import MAX_UNROLLED_TRIPS, TILE_COLUMNS, column_loop
 from .tiles.summed_products import summed_product
@@ -65,6 +66,8 @@ class GpuSplitReduction(Pass):
         for nest in nests_in_memory(op, without=GPU):
             for reduce in [r for r in nest.block.ops if isinstance(r, loop.ReduceOp)]:
                 info = NestAccess(nest, symbols)
+                if block_reduction(info) is not None:
+                    continue  # it is a part already
                 if (weighed := weighed_tile(info, gpu)) is not None:
                     self._split_weighed(nest, reduce, weighed, sizes, symbols, gpu)
                 elif (tile := product_tile(info, sizes, gpu)) is not None:

@@ -35,6 +35,7 @@ OURS: dict[str, str] = {
     "gpu-carry-groups": "passes.gpu.carried.gpu_carry_groups:GpuCarryGroups",
     "gpu-check-indices": "passes.gpu.carried.gpu_check_indices:GpuCheckIndices",
     "gpu-carry-norms": "passes.gpu.carried.gpu_carry_norms:GpuCarryNorms",
+    "gpu-carry-reductions": "passes.gpu.carried.gpu_carry_reductions:GpuCarryReductions",
     "gpu-carry-softmax": "passes.gpu.gpu_carry_softmax:GpuCarrySoftmax",
     "gpu-online-softmax": "passes.gpu.gpu_online_softmax:GpuOnlineSoftmax",
     "gpu-split-rows": "passes.gpu.gpu_split_rows:GpuSplitRows",

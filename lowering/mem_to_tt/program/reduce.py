@@ -15,6 +15,7 @@ from ....dialects.expr import ZERO, Expr, product
 from ....dialects.tt.arith import SIToFPOp
 from ....passes.analysis.nest_access import Loop, Node
 from ....passes.gpu.nest_types import scalar_type
+from ....passes.gpu.tiles.product_nests import BlockReduction, block_reduction
 from ....passes.gpu.tiles.summed_products import summed_product
 from ..carried.weighed_products import lower_weighed
 from ..products import lower_product
@@ -35,6 +36,10 @@ class Reductions:
         """loop.reduce."""
         s = self.s
         node = s.info.nodes[op]
+        reduced = block_reduction(s.info) if self.tile.dot else None
+        if reduced is not None and reduced.node is node:
+            self._reduce_block(op, reduced)
+            return
         summed = self.tile.dot and bool(node.children) and summed_product(s.info) is not None
         if self.tile.dot and not summed:
             rule = lower_weighed if node.children else lower_product
@@ -78,6 +83,16 @@ class Reductions:
             state = self.kernel.tiled(node, start, join)
             state = joined_across(s, parts, state)
         self._define(op, state)
+
+    def _reduce_block(self, op: loop.ReduceOp, reduced: BlockReduction) -> None:
+        """What is computed of a block of products, along one of the axes that they lie along: all of it is on chip."""
+        s, (block,) = self.s, reduced.node.loops
+        axis = next(k for k, (loops, _) in enumerate(self.tile.axes) if loops[-1:] == [block])
+        self.kernel.lower_body(op.block)
+        yielded, found = [s.b.to_shape(v, s.full) for v in self.kernel.yielded(op.block)], list[SSAValue]()
+        for acc, place in accumulators(s, op):
+            found += acc.whole(s, lambda part=place: [(yielded[part], None)], s.number(block.size), axis)
+        self._define(op, found)
 
     def _blocks_so_far(self, element: Attribute) -> SSAValue:
         """How many blocks of the running loop along the last axis there are so far, this one included, as a float."""

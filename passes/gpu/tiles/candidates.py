@@ -29,7 +29,7 @@ from ...analysis.schedule_attrs import GPU, LOOPS, OLDER_TILE_KEYS, schedule_tab
 from ...cost.machine.gpu import Gpu
 from ..nest_types import UnsupportedNest
 from ..shared_rows import part_of
-from .product_nests import picked_index
+from .product_nests import BlockReduction, block_reduction, picked_index
 from .rules import MAX_BLOCK_ELEMENTS, MIN_TILE_COLUMNS, choose, column_loop, has_effect, long_loops, padded_trips, segment_length
 from .tile import MIN_DOT_SIDE, Sizes, Tile, power_of_two
 from .value_tiles import SQUARE_SIDE, only_sets
@@ -49,9 +49,9 @@ def write_tile(nest: loop.NestOp, info: NestAccess, tile: Tile) -> None:
 
 def tile_attr(info: NestAccess, tile: Tile) -> DictionaryAttr:
     """A tile as an attribute."""
-    number = {id(one): k for k, one in enumerate(info.root.loops)}
+    number = {id(one): k for k, one in enumerate(info.root.loops)}  # a loop that reduces a block of products goes without saying
     entries: dict[str, Attribute] = {
-        "axes": ArrayAttr([_ints([number[id(one)] for one in loops]) for loops, _ in tile.axes]),
+        "axes": ArrayAttr([_ints([number[id(one)] for one in loops if id(one) in number]) for loops, _ in tile.axes]),
         "blocks": _ints([block for _, block in tile.axes]),
         "grid_loops": _ints([number[id(one)] for one in tile.grid_loops]),
         **{one: IntegerAttr(getattr(tile, one), i64) for one in NUMBERS},
@@ -73,7 +73,8 @@ def read_tile(nest: loop.NestOp, info: NestAccess) -> Tile | None:
     axes = [_numbers(a, "axes") for a in _array(table, "axes")]
     blocks, walked = _numbers(table.get("blocks"), "blocks"), _numbers(table.get("grid_loops"), "grid_loops")
     used = [k for axis in (*axes, walked) for k in axis]
-    if sorted(used) != list(range(len(loops))) or not all(axes):
+    reduced = block_reduction(info) if table.get("dot") else None
+    if sorted(used) != list(range(len(loops))) or not all(axes) and (reduced is None or len(reduced.side) > 1):
         raise UnsupportedNest(f"schedule: axes and grid_loops name each of the nest's {len(loops)} loops once, not {used}")
     values = {one: _number(table, one) for one in (*NUMBERS, *(key for key in RARE_NUMBERS if key in table))}
     powers = [*blocks, values["warps"], *(values[key] for key in ("reduction_block", "second_reduction_block") if values.get(key))]
@@ -101,10 +102,21 @@ def read_tile(nest: loop.NestOp, info: NestAccess) -> Tile | None:
     if segment and any(has_effect(n) and (not n.loops or (n.loops[-1].size.value or 0) % segment) for n in long_loops(info)):
         raise UnsupportedNest("schedule: the last of the loops inside is as long as a segment, or as several")
     pick = [[loops[k] for k in axis] for axis in axes]
+    if reduced is not None:
+        _add_reduced(pick, blocks, reduced)
     tile = Tile(list(zip(pick, blocks, strict=True)), [loops[k] for k in walked], **values)
     if tile.group > 1 and not _is_shared(tile, info):
         raise UnsupportedNest("schedule: programs that share a row keep all of it, by the lengths of the loops inside or their bounds")
     return tile
+
+
+def _add_reduced(axes: list[list[Loop]], blocks: Sequence[int], reduced: BlockReduction) -> None:
+    """The loop that reduces a block of products runs along the axis of its side, which has that block."""
+    (block,), before = reduced.node.loops, list(reduced.side[:-1])
+    axis = next((k for k, loops in enumerate(axes) if loops == before and blocks[k] == block.size.value), None)
+    if axis is None:
+        raise UnsupportedNest(f"schedule: an axis has the block of {block.size} products that the nest reduces")
+    axes[axis].append(block)
 
 
 def _check_keys(given: DictionaryAttr) -> None:
@@ -169,7 +181,7 @@ def _other_products(info: NestAccess, sizes: Sizes, first: Tile, gpu: Gpu) -> It
     yield replace(first, stages=first.stages - 1)
     yield replace(first, reduction_block=first.reduction_block // 2)
     few, (loops, columns) = first.axes
-    if columns > MIN_DOT_SIDE:
+    if columns > MIN_DOT_SIDE and block_reduction(info) is None:
         yield replace(first, axes=[few, (loops, columns // 2)])
     if first.persistent:
         yield replace(first, persistent=0)

@@ -21,6 +21,7 @@ from ...analysis.accesses.varying import Varying, is_straight
 from ...analysis.constants import constant_of, integer_of
 from ...analysis.nest_access import Loop, NestAccess, Node, asked_once
 from ...analysis.reduction_kinds import CMPI
+from .tile import MIN_DOT_SIDE, power_of_two
 
 HALVES = frozenset((bf16, f16))
 EXACT_BITS = 8
@@ -70,6 +71,8 @@ class Factors:
 def product_sides(info: NestAccess) -> list[Side]:
     """The two sides of a nest whose reductions are all products of what varies along one of them by what varies along the other, in the
     nest's order; none for another nest."""
+    if (reduced := block_reduction(info)) is not None:
+        return sorted((reduced.side, reduced.other), key=lambda side: [*info.root.loops, *reduced.node.loops].index(side[0]))
     found = [factors(info, n) for n in product_nodes(info)]
     pairs = {frozenset(f.along) for parts in found for f in parts}
     if not all(found) or len(pairs) != 1 or len({f.picked for parts in found for f in parts} - {None}) > 1:
@@ -81,8 +84,44 @@ def product_sides(info: NestAccess) -> list[Side]:
 
 
 def product_nodes(info: NestAccess) -> list[Node]:
-    """The loops inside of a nest but for those that count: of a product, those that add up its terms."""
-    return [n for n in info.root.walk() if n is not info.root and not _counts(n)]
+    """The loops inside of a nest but for those that count, and those that go through blocks of products: of a product, those that add up
+    its terms."""
+    reduced = block_reduction(info)
+    around = (info.root, None if reduced is None else reduced.node)
+    return [n for n in info.root.walk() if n not in around and not _counts(n)]
+
+
+@dataclass(frozen=True)
+class BlockReduction:
+    """A reduction, by `node`, of what is computed of products element by element, over one block of a side of them: its loop is the last
+    one of `side`. Results vary along the side `other`."""
+
+    node: Node
+    side: Side
+    other: Side
+
+
+@asked_once
+def block_reduction(info: NestAccess) -> BlockReduction | None:
+    """The reduction of blocks of products that a nest is; None for another nest. A program has a block of them on chip: other loops of the
+    nest are batches."""
+    (node,) = info.root.children if len(info.root.children) == 1 else (None,)
+    if node is None or not isinstance(node.op, loop.ReduceOp) or len(node.loops) != 1 or not node.children:
+        return None
+    (block,), around = node.loops, (*info.root.loops, *node.loops)
+    length = block.size.value
+    if length is None or length < MIN_DOT_SIDE or length != power_of_two(length) or any(c.children for c in node.children):
+        return None
+    parts = [factors(info, child, around) for child in node.children]
+    found = [one for each in parts for one in each]
+    if not all(parts) or len({frozenset(one.along) for one in found}) != 1 or any(one.choice is not None for one in found):
+        return None
+    side, other = sorted(found[0].along, key=lambda side: side[-1] is not block)
+    batches, varying = [one for one in around if one not in side and one not in other], Varying(info)
+    of_factors = [varying.of_value(value) for one in found for value in one.along.values()]
+    if side[-1] is not block or any(one.dim not in dims for one in batches for dims in of_factors):
+        return None
+    return BlockReduction(node, side, other)
 
 
 def _counts(node: Node) -> bool:
@@ -103,6 +142,9 @@ def picked_index(info: NestAccess) -> tuple[Dim, Side] | None:
 def factors(info: NestAccess, node: Node, loops: Sequence[Loop] = ()) -> Sequence[Factors]:
     """The factors of each product's sum that a reduction makes, along the loops of the nest or `loops`; none where a sum is something else
     and not one of numbers that vary along one side alone (`row_sums`)."""
+    reduced = None if loops else block_reduction(info)
+    if reduced is not None and node.parent is reduced.node:
+        loops = (*info.root.loops, *reduced.node.loops)
     return _factors_along(info, node, tuple(loops))
 
 

@@ -27,7 +27,7 @@ from ...cost.block_price import PROGRAM_WARPS, Block, Sums, block_ns, generated,
 from ...cost.contraction_price import MAX_SKINNY_ROWS
 from ...cost.held_numbers import held_numbers
 from ...cost.machine.gpu import Gpu
-from .product_nests import HALVES, WIDE, Side, factors, picked_index, product_nodes, product_sides, sorted_rows
+from .product_nests import HALVES, WIDE, Side, block_reduction, factors, picked_index, product_nodes, product_sides, sorted_rows
 from .tile import MIN_DOT_SIDE, Sizes, Tile, power_of_two
 from .window_tiles import overlap
 
@@ -81,9 +81,11 @@ def product_tile(info: NestAccess, sizes: Sizes, gpu: Gpu, least_rows: int = MIN
     if has_few_rows(info, few, many, sizes):
         return _of_few_rows(info, few, many, sizes, gpu, least_rows)
     work = _Product.of(info, sides, sizes)
-    tile = min(_blocks(work, gpu), key=lambda tile: _ns(work, tile, gpu))
+    tile = min(_blocks(work, gpu), key=lambda tile: _ns(work, tile, gpu), default=None)
+    if tile is None:
+        return None
     several = tile.programs(sizes) > gpu.multiprocessors and picked_index(info) is None
-    if tile.copies and work.sums == 1 and work.terms > tile.reduction_block and several:
+    if work.beside and tile.copies and work.sums == 1 and work.terms > tile.reduction_block and several:
         return replace(tile, persistent=gpu.multiprocessors, stages=min(tile.stages, MAX_OVERLAPPED_STAGES))
     return tile
 
@@ -91,6 +93,8 @@ def product_tile(info: NestAccess, sizes: Sizes, gpu: Gpu, least_rows: int = MIN
 def has_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes) -> bool:
     """Whether a program has all rows, or both factors are computed on the way. Of rows that are sorted by matrices a program has those of
     one matrix."""
+    if block_reduction(info) is not None:
+        return False
     most = MAX_SKINNY_ROWS if not _are_windows(info, many) else MAX_SKINNY_ROWS // 2
     if sizes.trips(few) <= most and sorted_rows(info) is None:
         return True
@@ -121,7 +125,8 @@ class _Product:
     only the second factor from registers as it is there (docs/lab/gpu-products.md). `read` are bytes of each term along each of them,
     `widest` those of the widest factor, `beside` those of each element of the result that are read and written beside it; `held` are
     numbers of each element that a thread keeps at once; `rate` is what the rates of a GPU call the products; `cuts`: of each
-    side, blocks that are lost where a matrix' rows end, or how often what has one matrix ends."""
+    side, blocks that are lost where a matrix' rows end, or how often what has one matrix ends. `whole`: of each
+    side, the block that a program has all of, since it reduces it; 0: any."""
 
     axes: tuple[Side, Side]
     rest: list[Loop]
@@ -136,6 +141,7 @@ class _Product:
     held: int
     rate: str
     cuts: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
+    whole: tuple[int, int] = (0, 0)
 
     @staticmethod
     def of(info: NestAccess, sides: Sequence[Side], sizes: Sizes) -> _Product:
@@ -151,18 +157,23 @@ class _Product:
             return sum(element_bytes(a.dtype) for a in loads if _along(a, side))
 
         widest = max([element_bytes(a.dtype) for a in loads], default=1)
-        beside = sum(element_bytes(a.dtype) for a in info.root.accesses if _along(a, first) and _along(a, second))
+        reduced = block_reduction(info)
+        behind = [*info.root.accesses, *([] if reduced is None else reduced.node.accesses)]
+        block_of = {} if reduced is None else {reduced.side: sizes.trips(reduced.node.loops)}
+        beside = sum(element_bytes(a.dtype) for a in behind if _along(a, first) and _along(a, second))
         return _Product(
             (first, second), rest, (sizes.trips(first), sizes.trips(second)), sizes.trips(rest), sum(len(factors(info, n)) for n in inside),
             max(sizes.trips(n.loops) for n in inside), gcd(*(sizes(n.loops[-1].size) for n in inside if len(n.loops) > 1)),
             (read(first), read(second)), widest, beside, _held(info, first, second),
             next(f.rate for n in inside for f in factors(info, n)), _cuts(info, (first, second), sizes),
+            (block_of.get(first, 0), block_of.get(second, 0)),
         )  # fmt: skip
 
 
 def _held(info: NestAccess, first: Side, second: Side) -> int:
     """Numbers of each element of the result that a thread keeps at once."""
-    ops = list(info.root.op.regions[0].blocks[0].ops)
+    reduced = block_reduction(info)
+    ops = list((info.root if reduced is None else reduced.node).op.regions[0].blocks[0].ops)
     varying = Varying(info)
     sums = [v for n in product_nodes(info) if n.op in ops for v in n.op.results]
 
@@ -173,10 +184,11 @@ def _held(info: NestAccess, first: Side, second: Side) -> int:
         return all(not dims.isdisjoint(one.dim for one in side) for side in (first, second))
 
     stores = [op for op in ops if isinstance(op, loop.StoreOp)]
+    ends = [op for op in ops if isinstance(op, loop.StoreOp | loop.YieldOp)]
     partly = any(f.adds_blocks for n in info.root.walk() for f in factors(info, n))  # the unit's are beside f32's
     draws = any(isinstance(op, loop.RandomOp) and is_of_element(op.result) for op in ops)
     places = any(op.store_mode != "set" for op in stores)  # addresses of atomic operations, which no shared memory puts in order
-    return partly + places + held_numbers(sums, ops, stores, is_of_element, draws)
+    return partly + places + held_numbers(sums, ops, ends, is_of_element, draws)
 
 
 def _cuts(info: NestAccess, sides: tuple[Side, Side], sizes: Sizes) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -224,7 +236,8 @@ def _factors(inside: Sequence[Node]) -> list[Access]:
 
 def _blocks(work: _Product, gpu: Gpu) -> Iterator[Tile]:
     """The blocks that the result may have, whose factors fit shared memory, and what is computed of them the registers."""
-    for columns, rows in pairs(BLOCK_SIDES, BLOCK_SIDES):
+    first, second = ((whole,) if whole else BLOCK_SIDES for whole in work.whole)
+    for columns, rows in pairs(second, first):
         sides = rows, columns
         warps = warps_for(rows * columns, work.sums * words(work.rate), work.held * words(work.rate), gpu)
         if not warps and rows * columns > BLOCK_SIDES[-1] ** 2:

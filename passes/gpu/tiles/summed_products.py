@@ -18,14 +18,14 @@ from ...analysis.nest_access import Loop, NestAccess, Node
 from ...cost.block_price import PROGRAM_WARPS
 from ...cost.contraction_price import MAX_WEIGHED_ELEMENTS, WEIGHED_ROWS
 from ...cost.machine.gpu import Gpu
-from .product_nests import Factors, factors
+from .product_nests import Factors, block_reduction, factors
 from .tile import MIN_DOT_SIDE, Tile, power_of_two
 from .weighed_products import STEP_TERMS, weighed_product
 
 
 def summed_product(info: NestAccess) -> tuple[Loop, Loop] | None:
     """The loops along which the rows and the columns of the products lie that a nest adds up; None for another nest."""
-    if len(info.root.children) != 1:
+    if len(info.root.children) != 1 or block_reduction(info) is not None:
         return None
     (node,) = info.root.children
     op = node.op
