@@ -39,6 +39,7 @@ from ...cost.library_cost import bytes_of, size
 from ...cost.machine import Gpu
 from ...cost.machine.gpu import HALF_BYTES, VECTOR_BYTES
 from ..weighed.row_sums import sum_rows
+from .begun_reductions import begun_bytes
 from .carried_scores import SHARED, CarriedScores, carried_scores, exact_factors
 from .carried_weights import CarriedWeights, carried_weights, give_own_weights, returned_weights, turn_products
 from .convolutions.nests import is_depthwise, no_product, no_windows, out_of_order, read_once, reads_elements, sizes_of
@@ -432,6 +433,7 @@ class _Region:
 
     def __post_init__(self) -> None:
         self.numel = product(tensor_type(self.sources[0]).dims)
+        self.dims = tensor_type(self.sources[0]).dims
         first, *others = self.sources
         self.sources = []
         self.add(first)
@@ -608,6 +610,10 @@ def _with_neighbours(bare: Contraction, region: _Region, hints: Mapping[str, int
         if not outside or (value.owner in others and len(read) == len(outside)):
             continue
         moved = bytes_of(_narrow(value), hints)
+        states = begun_bytes(value, outside, region.dims, region.behind, hints) if not is_few(bare) and not bare.windows else None
+        if states is not None:
+            stored, later = stored + states, later + states
+            continue
         stored += moved
         kept += 0 if value in region.sources or len(read) == len(outside) else moved
         later += moved if read and value.owner not in others else 0
