@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from xdsl.dialects import arith
@@ -175,10 +176,7 @@ class State(NestValues):
             self.halves[loops[0].dim] = first, self.lane(axis)
         if block > 1 and (total.value is None or total.value % block):
             self.axes[axis].mask = b.cmpi("slt", flat, self.number(total))
-        if loops and loops[-1] not in self.info.root.loops:  # the loop of a block that is reduced
-            self.decode_block(axis, first, flat, loops)
-        else:
-            self.decode(flat, loops)
+        (self.decode if {*loops} <= {*self.info.root.loops} else partial(self.decode_block, axis, first))(flat, loops)
         self.blocks[axis] = first, total, loops
         if len(loops) > 1:
             self.flat[axis] = number = self.info.new_dim(Range.of_size(total))
