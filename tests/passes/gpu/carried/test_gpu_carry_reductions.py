@@ -109,8 +109,7 @@ def test_the_product_is_in_memory_where_somebody_reads_it(name):
     assert ("buffer<2048 x 1024 x" in str(module)) == is_stored
 
 
-@pytest.mark.spread
-@pytest.mark.parametrize("name", ["maxima", "maxima, stored", "softmax", "columns"])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.spread) for name in FEW])
 def test_sizes_that_are_symbols(interpreted, name):
     function, _ = PROGRAMS[name]
     compiled = torch.compile(function, backend="stepwell", dynamic=True, options=pipeline())
@@ -119,17 +118,15 @@ def test_sizes_that_are_symbols(interpreted, name):
         compare(compiled(*args), function, args, BF16)
 
 
-@pytest.mark.spread
-def test_whole_variances_of_blocks(interpreted):
+@pytest.mark.parametrize("columns", [128, pytest.param(100, marks=pytest.mark.spread)])
+def test_variances_of_whole_blocks(interpreted, columns):
     """Of blocks that are not whole there is no variance without what lies behind them: the reduction stays apart."""
 
     def moments(x, w):
         return torch.var_mean((x @ w).float(), -1)
 
-    for columns in (128, 100):
-        args = numbers(70, 48), numbers(48, columns, scale=0.15)
-        torch._dynamo.reset()
-        compare(torch.compile(moments, backend="stepwell", options=pipeline())(*args), moments, args, BF16)
+    args = numbers(70, 48), numbers(48, columns, scale=0.15)
+    compare(torch.compile(moments, backend="stepwell", options=pipeline())(*args), moments, args, BF16)
 
 
 def test_rows_that_are_read_again_stay_apart():
