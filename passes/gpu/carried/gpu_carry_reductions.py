@@ -32,7 +32,7 @@ from ...analysis.nest_info import is_in_place
 from ...analysis.reduction_kinds import Cursor, identity
 from ...analysis.symbols import symbol_facts, symbol_hints
 from ...cost.machine import Gpu, machine_of
-from ...loop.transform.loop_rewrite import Place, Values, clone_into, index_op, needed_by
+from ...loop.transform.loop_rewrite import Place, Values, clone_into, index_op, needed, used_by
 from ...loop.transform.nest_transform import Refused
 from ...loop.transform.split_loop import SplitLoop, only_where
 from ...manager.pass_manager import Pass
@@ -116,10 +116,10 @@ class _Reduction:
             raise Refused("one goes through several loops, or stores")
         if any(isinstance(r.type, IndexType) for r in op.results):
             raise Refused("a result of type index cannot be kept in memory")
-        needed = needed_by([op], reader.block)
-        loads = [o for o in (*needed, *op.block.ops) if isinstance(o, loop.LoadOp)]
+        before = needed(used_by([op]), reader.block)
+        loads = [o for o in (*before, *op.block.ops) if isinstance(o, loop.LoadOp)]
         own = [o for o in loads if o.source in nest.results]
-        if any(o.regions for o in needed):
+        if any(o.regions for o in before):
             raise Refused("one needs another one")
         if any(o.parent is not op.block for o in own) or any(_is_late(o.source, position, nest) for o in loads if o not in own):
             raise Refused("one needs more than elements of the product, and what is there before it")
@@ -140,7 +140,7 @@ class _Reduction:
         counted = [k for k, size in enumerate(reader.loop_sizes) if size is not ONE]
         if len(reduced) != 1 or not set(counted) <= set(rows.values()) or len(set(rows.values())) != len(rows):
             raise Refused("one goes through elements several times")
-        return _Reduction(reader, op, reduced[0], rows, needed)
+        return _Reduction(reader, op, reduced[0], rows, before)
 
 
 def _place(load: loop.LoadOp) -> tuple[SSAValue | None, ...] | None:
