@@ -38,8 +38,8 @@ from ...cost.held_numbers import held_numbers
 from ...cost.library_cost import bytes_of, size
 from ...cost.machine import Gpu
 from ...cost.machine.gpu import HALF_BYTES, VECTOR_BYTES
+from ..row_blocks.begun_reductions import begun_bytes
 from ..weighed.row_sums import sum_rows
-from .begun_reductions import begun_bytes
 from .carried_scores import SHARED, CarriedScores, carried_scores, exact_factors
 from .carried_weights import CarriedWeights, carried_weights, give_own_weights, returned_weights, turn_products
 from .convolutions.nests import is_depthwise, no_product, no_windows, out_of_order, read_once, reads_elements, sizes_of
