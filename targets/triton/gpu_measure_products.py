@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from functools import partial
 from hashlib import sha256
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,7 @@ class GpuMeasureProducts(NdLibraryProducts):
         if timer is None or self.library != "price":
             return None
         known = Measurements(cache_folder() / "choices.json", f"{timer.device} {gpu.name} {environment()[:16]}")
-        return lambda one: measured(one, module, known, lambda alone, library: program_seconds(alone, library, ctx, timer))
+        return lambda one: measured(one, module, known, lambda alone: program_seconds(alone, ctx, timer))
 
 
 def measuring(one: ModulePass) -> ModulePass:
@@ -73,10 +74,9 @@ def measuring(one: ModulePass) -> ModulePass:
 
 
 def measured(
-    one: Candidate, module: ModuleOp, known: Measurements, seconds: Callable[[ModuleOp, str], float]
+    one: Candidate, module: ModuleOp, known: Measurements, seconds: Callable[[ModuleOp], tuple[float, float]]
 ) -> tuple[float, float] | None:
-    """What a candidate takes with calls of the library, and generated. `seconds`: of a module, where products are calls ("always") or not
-    ("never")."""
+    """What a candidate takes with calls of the library, and generated. `seconds`: the same of a module."""
     alone = isolated(one, module)
     if alone is None:
         return None
@@ -84,7 +84,7 @@ def measured(
     found = known.find(key)
     if found is None:
         try:
-            times = [seconds(alone, library) for library in ("always", "never")]
+            times = seconds(alone)
         except StepwellError as error:
             log.info("a product cannot be measured: %s", error)
             return None
@@ -137,42 +137,52 @@ def _in_order(op: Operation) -> Iterator[Operation]:
     yield from op.parent.ops
 
 
-def program_seconds(alone: ModuleOp, library: str, ctx: Context, timer: CudaTimer) -> float:
-    """What a module takes that goes through the pipeline of the GPU. StepwellError."""
+def program_seconds(alone: ModuleOp, ctx: Context, timer: CudaTimer) -> tuple[float, float]:
+    """What a module takes where products are calls of the library, and where they are not; inf where memory does not suffice.
+    StepwellError."""
     import torch
     from torch.utils._python_dispatch import _disable_current_modes
 
+    from ..host.gpu.products import PlanLimit
+
+    device = f"cuda:{machine_of(alone, Gpu).device}"
+    (function,) = (f for f in alone.ops if isinstance(f, func.FuncOp))
+    layouts = [(tensor_type(v), _layout(v)) for v in function.body.block.args]
+    programs = [compiled(alone.clone(), library, ctx, device) for library in ("always", "never")]
+    with _disable_current_modes(), torch.no_grad(), torch.cuda.device(device):
+        try:
+            inputs = [_filled(t, layout, device) for t, layout in layouts]
+            rounds = [[timer.seconds_of(partial(_launch, program, inputs)) for program in programs] for _ in range(PlanLimit.ROUNDS)]
+        except torch.OutOfMemoryError:
+            return inf, inf
+    library, generated = map(min, zip(*rounds, strict=True))
+    return library, generated
+
+
+def compiled(module: ModuleOp, library: str, ctx: Context, device: str) -> Callable[[list[Any]], list[Any]]:
+    """The program of a module whose products are calls of the library ("always") or not ("never"), with the fastest tiles and algorithms.
+    StepwellError."""
     from ..cpu.emit.module import emit_kernels
     from ..cpu.jit import compile_text
     from ..host.emit import emit_host
     from ..host.load import load_object_code, load_program
 
-    module = alone.clone()
-    device = f"cuda:{machine_of(module, Gpu).device}"
     pipeline = default_pipeline("gpu")
     pipeline.replace("nd-library-products", f"nd-library-products{{library={library}}}")
     pipeline.add("mem", "gpu-tune", "before:gpu-schedule")
-    (function,) = (f for f in module.ops if isinstance(f, func.FuncOp))
-    layouts = [(tensor_type(v), _layout(v)) for v in function.body.block.args]
     run(pipeline, module, ctx)
     kernels, finish = start_program_kernels(module, device_target(device), device_shared_memory(device))
     text = emit_kernels(module)
     description = emit_host(text, program_of(module), kernels=kernels, device=device)
     code = compile_text(text.text())
     finish()
-    program = load_program(description, load_object_code(code, description.native))
+    return load_program(description, load_object_code(code, description.native))
 
-    with _disable_current_modes(), torch.no_grad(), torch.cuda.device(device):
-        inputs = [_filled(t, layout, device) for t, layout in layouts]
 
-        def launch() -> int:
-            program(list(inputs))
-            return 0
-
-        try:
-            return timer.seconds_of(launch)
-        except torch.OutOfMemoryError:
-            return inf
+def _launch(program: Callable[[list[Any]], list[Any]], inputs: list[Any]) -> int:
+    """Call a program, which empties its list."""
+    program(list(inputs))
+    return 0
 
 
 def _filled(t: TensorType, layout: LayoutAttr | None, device: str) -> Any:
