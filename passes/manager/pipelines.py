@@ -22,9 +22,9 @@ from .pipeline_text import Element, Option, PipelineValue, build_pass, parse_tex
 TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "cpu": {
         "nd": (
-            "nd-bucket-collectives", "nd-canonicalize", "nd-attention", "nd-weigh-rows", "attention-expand", "attention-select",
-            "int4-select", "int4-rows", "nd-sink-cat{merged}", "nd-convolution-products", "nd-stack-products", "nd-row-blocks",
-            "nd-narrow-factors", "nd-small-products", "nd-small-convolutions", "nd-split-reductions",
+            "nd-bucket-collectives", "nd-cut-products", "nd-canonicalize", "nd-attention", "nd-weigh-rows", "attention-expand",
+            "attention-select", "int4-select", "int4-rows", "nd-sink-cat{merged}", "nd-convolution-products", "nd-stack-products",
+            "nd-row-blocks", "nd-narrow-factors", "nd-small-products", "nd-small-convolutions", "nd-split-reductions",
         ),
         "loop": (
             "loop-batch", "loop-outline", "nd-to-loop", "contract-expand", "contract-epilogue", "loop-fuse{local-bytes=65536}",
@@ -40,7 +40,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "gpu": {
         "nd": (
-            "nd-bucket-collectives", "nd-canonicalize", "nd-attention", "nd-sink-cat{merged}",
+            "nd-bucket-collectives", "nd-cut-products", "nd-canonicalize", "nd-attention", "nd-sink-cat{merged}",
             "nd-row-blocks{step=128 part=10}", "nd-library-products{short=8}", "nd-split-reductions",
         ),
         "loop": (

@@ -48,6 +48,7 @@ OURS: dict[str, str] = {
     "to-host": "lowering.to_host.to_host:ToHost",
     "nd-bucket-collectives": "passes.nd.nd_bucket_collectives:NdBucketCollectives",
     "nd-canonicalize": "passes.nd.algebra.nd_canonicalize:NdCanonicalize",
+    "nd-cut-products": "passes.nd.nd_cut_products:NdCutProducts",
     "nd-attention": "passes.nd.nd_attention:NdAttention",
     "nd-row-blocks": "passes.nd.row_blocks.nd_row_blocks:NdRowBlocks",
     "nd-weigh-rows": "passes.nd.weighed.nd_weigh_rows:NdWeighRows",

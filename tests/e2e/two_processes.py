@@ -66,6 +66,13 @@ def bucketed(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (*sums, *rows, *(p + 1 for p in parts))
 
 
+def cut(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Products that are sent, and one of what is gathered: parts of each overlap."""
+    summed = collectives.all_reduce(x @ w, "sum", GROUP).view(4, -1, w.shape[1]).relu()
+    rows = collectives.reduce_scatter_tensor(summed.flatten(0, 1) @ w.t(), "sum", 0, GROUP)
+    return summed, rows, collectives.all_gather_tensor(rows, 0, GROUP) @ w
+
+
 def layers() -> torch.nn.Module:
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.GELU(), torch.nn.Linear(16, 8))
@@ -112,6 +119,12 @@ def main(rank: int, file: str) -> None:
             print(fn.__name__, "on rank", rank, "dynamic" if dynamic else "static", file=sys.stderr)
             for _ in range(2):
                 torch.testing.assert_close(compiled(*args), fn(*args))
+    torch._dynamo.reset()
+    stepwell.reset_counters()
+    wide = torch.randn(512, 768), torch.randn(768, 512)
+    for got, want in zip(torch.compile(cut, backend="stepwell", fullgraph=True)(*wide), cut(*wide), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-1)
+    assert stepwell.counters["passes"]["nd-cut-products"]["num-cut"] == 3, stepwell.counters["passes"]["nd-cut-products"]
     torch._dynamo.reset()
     data_parallel(x)
     torch._dynamo.reset()
