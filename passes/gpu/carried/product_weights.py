@@ -24,7 +24,7 @@ from ....dialects.nd.types import tensor_type
 from ....dialects.support.replace import erase_op
 from ...analysis.reduction_kinds import Cursor
 from ...cost.contraction_price import MAX_JOINED_COLUMNS, MAX_WEIGHED_ELEMENTS
-from ...cost.machine.gpu import Gpu
+from ...cost.machine import Gpu, machine_of
 from ...loop.fusion.placement import final_store, places_at
 from ...loop.transform.loop_rewrite import INDEX, index_op, needed
 from ...loop.transform.nest_transform import Refused
@@ -66,7 +66,11 @@ def carry_weights(
     made: list[tuple[list[loop.NestOp], loop.NestOp]] = []
     try:
         sums = _single_sums([reader for reader in readers if reader not in adding], storing, separate, sizes)
-        separate.update((reader, [nest]) for reader, one in placings.items() if (nest := place_sums(one, symbols)) is not None)
+        widest = max([sizes(one.loop_sizes[-1]) for one in sums if not _is_of_rows(one, storing)], default=0)
+        gpu = machine_of(storing, Gpu)
+        for reader, one in placings.items():
+            if (nest := place_sums(one, symbols, widest, sizes, gpu)) is not None:
+                separate[reader] = [nest]
         sums += [separate[reader][0] for reader in adding if reader in separate]
         if any(len(_places(reader, storing)[1]) != 1 for reader in sums):
             raise Refused("a sum needs weights of several places")

@@ -93,11 +93,17 @@ def graphs_of(function, args, trains=True):
     return graphs.found
 
 
-def stored(gm, inputs, machine="sm_90"):
-    """The sizes of what the kernels of a graph, and calls, store; symbols are what they were in the example."""
+def lowered(gm, inputs, machine="sm_90"):
+    """The nests of a graph."""
     module = import_graph(gm, inputs).module
     module.attributes[MACHINE] = MachineAttr.from_text(machine)
     run(default_pipeline("gpu", stages=("nd", "loop")), module, context())
+    return module
+
+
+def stored(gm, inputs, machine="sm_90"):
+    """The sizes of what the kernels of a graph, and calls, store; symbols are what they were in the example."""
+    module = lowered(gm, inputs, machine)
     results = [r for op in module.walk() if isinstance(op, loop.NestOp | nd.ExternOp) for r in op.results if isinstance(r.type, TensorType)]
     hints = {symbol.name: value for symbol, value in symbol_facts(module)[1].items()}
     return [prod(size(n, hints) for n in tensor_type(r).dims) for r in results]

@@ -7,7 +7,9 @@ import math
 import pytest
 import torch
 
-from ..test_gpu_attention_spellings import as_on_a_gpu, graphs_of, interpreted, step, stored  # noqa: F401
+from stepwell.dialects import loop
+
+from ..test_gpu_attention_spellings import as_on_a_gpu, graphs_of, interpreted, lowered, step, stored  # noqa: F401
 
 BUCKETS = 7
 HEADS, WIDTH = 2, 16
@@ -56,6 +58,23 @@ def test_no_scores_are_in_memory(function, batch, as_on_a_gpu):  # noqa: F811
     n = 1024
     for gm, args in graphs_of(function, inputs(batch, n)):
         assert max(stored(gm, args)) < n * n / 4
+
+
+REGISTERS = [(8, 64, True), *(pytest.param(*one, marks=pytest.mark.long) for one in ((12, 64, False), (7, 128, True), (8, 128, False)))]
+
+
+@pytest.mark.parametrize(("places", "width", "sums"), REGISTERS)
+def test_registers_decide(places, width, sums, as_on_a_gpu):  # noqa: F811
+    """Sums for each place where a thread has registers for them beside those of the product (sm_90 spills none), else atomics."""
+
+    def attend(q, k, v, table):
+        bias = torch.nn.functional.embedding(distances(q.shape[2]).abs().clamp(max=places - 1), table).permute(2, 0, 1)
+        return torch.softmax(q @ k.mT * width**-0.5 + bias, -1).to(v.dtype) @ v
+
+    rows = [torch.empty(1, HEADS, 1024, width, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    module = lowered(*graphs_of(attend, [*rows, torch.empty(places, HEADS, requires_grad=True)])[1])
+    added = [len(op.results) for op in module.walk() if isinstance(op, loop.ReduceOp)]
+    assert (places + 1 in added) == sums
 
 
 @pytest.mark.long
