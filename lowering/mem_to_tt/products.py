@@ -73,9 +73,7 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
     for side in sides:
         side.unit_kinds = UNIT_FLOAT8 & {one.element for one in parts}
     choices = [one.choice for one in parts if one.choice is not None]
-    # of what behind the sums is the least or largest alone, ptxas makes products wait as of sums that begin with a constant
-    extremes = reduced is not None and isinstance(reduced.node.op, loop.ReduceOp) and {"max", "min"}.issuperset(reduced.node.op.kind_names)
-    known_trips = trips.value is not None and not choices and not extremes
+    known_trips = trips.value is not None and not choices
     rows = {k: RowSum(s.b, sides[axes.index(side)], _yielded(op, k)) for k, side in row_sums(s.info, node).items()}
     start = [no_sum(s, known_trips, SUM_TYPES.get(one.element, f32)) for one in parts] + [one.start() for one in rows.values()]
 
@@ -157,13 +155,19 @@ def no_sum(s: State, known: bool, kind: Attribute = f32) -> SSAValue:
     b, shape = s.b, s.full
     if known or not s.gpu.takes_ptx or kind == f64:
         return b.constant(0, kind, shape)
+    return hidden_zeros(b, kind, shape)
+
+
+def hidden_zeros(b: Builder, kind: Attribute, shape: tuple[int, ...] | None) -> SSAValue:
+    """Zeros of 32 bits that the compilers behind do not know to be such; shape None: one."""
     properties = {
         "asm_string": StringAttr(ZERO_BITS),
         "constraints": StringAttr("=r,r"),
         "packed_element": int32(1),
         "pure": BoolAttr.from_bool(False),
     }
-    made = ElementwiseInlineAsmOp.create(operands=[b.constant(0, i32, shape)], result_types=[tensor(shape, kind)], properties=properties)
+    result = kind if shape is None else tensor(shape, kind)
+    made = ElementwiseInlineAsmOp.create(operands=[b.constant(0, i32, shape)], result_types=[result], properties=properties)
     return b.place(made).results[0]
 
 

@@ -7,18 +7,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import IntegerType, i64
+from xdsl.dialects.builtin import IntegerType, f32, i64
 from xdsl.ir import Attribute, SSAValue
 
 from ....dialects import loop
 from ....dialects.expr import ZERO, Expr, product
 from ....dialects.tt.arith import SIToFPOp
+from ....dialects.tt.types import element_of
 from ....passes.analysis.nest_access import Loop, Node
 from ....passes.gpu.nest_types import scalar_type
 from ....passes.gpu.tiles.product_nests import BlockReduction, block_reduction
 from ....passes.gpu.tiles.summed_products import summed_product
+from ...nest.builder import NO_FLAGS
 from ..carried.weighed_products import lower_weighed
-from ..products import lower_product
+from ..products import hidden_zeros, lower_product
 from ..reductions import Accumulator, ArgAccumulator, accumulator, joined_across
 
 if TYPE_CHECKING:
@@ -91,8 +93,17 @@ class Reductions:
         self.kernel.lower_body(op.block)
         yielded, found = [s.b.to_shape(v, s.full) for v in self.kernel.yielded(op.block)], list[SSAValue]()
         for acc, place in accumulators(s, op):
-            found += acc.whole(s, lambda part=place: [(yielded[part], None)], s.number(block.size), axis)
+            values = [self._apart(v) for v in yielded[place]] if acc.kind in ("max", "min") else yielded[place]
+            found += acc.whole(s, lambda v=values: [(v, None)], s.number(block.size), axis)
         self._define(op, found)
+
+    def _apart(self, value: SSAValue) -> SSAValue:
+        """Numbers of f32 less a zero that ptxas does not know, which are the same: extremes of what is a sum but for its rounding make it
+        have products wait for each other (its message C7515)."""
+        b = self.s.b
+        if not self.s.gpu.takes_ptx or element_of(value.type) != f32:
+            return value
+        return b.elementwise(arith.SubfOp, (value, hidden_zeros(b, f32, None)), NO_FLAGS)
 
     def _blocks_so_far(self, element: Attribute) -> SSAValue:
         """How many blocks of the running loop along the last axis there are so far, this one included, as a float."""

@@ -45,6 +45,10 @@ from ..tiles.tile import MIN_DOT_SIDE, Sizes, power_of_two
 WITHOUT_NEUTRAL = frozenset(("welford", "softmax_dot"))
 """Kinds of which no value leaves a state as it is: all blocks are whole."""
 
+PLACES = frozenset(("argmax", "argmin"))
+"""Kinds whose comparisons of places take longer, while the units for products wait, than a kernel that reads the product
+(docs/lab/gpu-products.md)."""
+
 
 @dataclass(frozen=True)
 class GpuCarryReductions(Pass):
@@ -72,6 +76,8 @@ class GpuCarryReductions(Pass):
             if work is None:
                 return
             work.write()
+            if not self.always and any(kind in PLACES for one in work.found for kind in one.op.kind_names):
+                raise Refused("they find places of extremes, which takes longer there")
             before, after = work.prices()
             prices = f"{before * 1e6:.4g} us apart, {after * 1e6:.4g} us so"
             if after >= before and not self.always:

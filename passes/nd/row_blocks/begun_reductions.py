@@ -35,8 +35,8 @@ def begun_bytes(
 
 
 def _side(op: Operation, sides: Collection[int]) -> int | None:
-    """The dimension that an operation reduces, if it is a side of the product."""
-    dims = list(op.dims.data) if isinstance(op, nd.ReduceOp | nd.ArgReduceOp | nd.VarMeanOp) else []
+    """The dimension that an operation reduces, if it is a side of the product. Places of extremes are found apart."""
+    dims = list(op.dims.data) if isinstance(op, nd.ReduceOp | nd.VarMeanOp) else []
     return dims[0] if len(dims) == 1 and dims[0] in sides else None
 
 
