@@ -31,7 +31,7 @@ class ContractOp(LoopLike):
 
     `sizes` are the parallel loops (batch..., m, n), `depth` the size of the contracted loop. `lhs_map` and `rhs_map` take (batch..., m, n,
     k) to an index of the operand. The body (epilogue) gets the loop indices, the accumulator (f32 for f16/bf16) and the outs, and
-    stores; `lhs_prologue` and `rhs_prologue`, when not empty, take (batch..., m, n, k, element) and yield the element to use.
+    stores.
     """
 
     name = "loop.contract"
@@ -44,8 +44,6 @@ class ContractOp(LoopLike):
     rhs = operand_def()
     outs = var_operand_def()
     body = region_def("single_block")
-    lhs_prologue = region_def()
-    rhs_prologue = region_def()
     outputs = var_result_def(TensorType)
     traits = traits_def(NoTerminator())
 
@@ -69,7 +67,7 @@ class ContractOp(LoopLike):
                 "lhs_map": IndexMapAttr.get(lhs[1]),
                 "rhs_map": IndexMapAttr.get(rhs[1]),
             },
-            regions=[Region(Block(arg_types=[INDEX] * len(sizes) + [accumulator, *types])), Region(), Region()],
+            regions=[Region(Block(arg_types=[INDEX] * len(sizes) + [accumulator, *types]))],
         )
 
     @property
@@ -114,10 +112,6 @@ class ContractOp(LoopLike):
         print_outs(printer, self.out_args, self.outs)
         printer.print_string(" ")
         printer.print_region(self.body, print_entry_block_args=False)
-        for word, region in (("lhs", self.lhs_prologue), ("rhs", self.rhs_prologue)):
-            if region.blocks:
-                printer.print_string(f" {word} ")
-                printer.print_region(region)
         print_attrs(printer, self, ("sizes", "depth", "lhs_map", "rhs_map"))
 
     @classmethod
@@ -144,8 +138,6 @@ class ContractOp(LoopLike):
         outs = parse_outs(parser)
         block_args = [*(a.resolve(INDEX) for a in args), acc.resolve(acc_type), *(a.resolve(v.type) for a, v in outs)]
         regions = [parser.parse_region(block_args)]
-        for word in ("lhs", "rhs"):
-            regions.append(parser.parse_region() if parser.parse_optional_keyword(word) else Region())
         attributes = parse_attrs(parser, cls, properties)
         types = [v.type for _, v in outs]
         return cls.create(

@@ -466,7 +466,7 @@ class ScanOp(LoopLike):
 
 @irdl_op_definition
 class YieldOp(QuickOp):
-    """The values of one step of a reduction or scan, or of a prologue."""
+    """The values of one step of a reduction or scan."""
 
     name = "loop.yield"
     arguments = var_operand_def()

@@ -123,7 +123,7 @@ def recognise(op: loop.ContractOp) -> Product | None:
     """The matrix product that a contraction is, if it only stores its accumulator, the sum of that and a bias, or adds it to its out."""
     rank = len(op.loop_sizes)
     store = op.block.last_op
-    if not isinstance(store, loop.StoreOp) or op.lhs_prologue.blocks or op.rhs_prologue.blocks:
+    if not isinstance(store, loop.StoreOp):
         return None
     accumulate = store.store_mode == "add"
     if not (accumulate or store.mode is None) or store.masked is not None or len(op.outs) != 1:
@@ -408,7 +408,7 @@ class ContractLowering:
         p = recognise(op)
         if p is None or p.is_ordered:
             what = "only matrix products reach this pass: operands accessed with strides, a body that stores the accumulator once, alone"
-            raise PassError(f"{what} or plus a bias, or adds it to the out (contract-expand makes nests of the rest)", op=op)
+            raise PassError(f"{what} or plus a bias, or adds it to the out", op=op)
         views: list[Operation] = []
         operands: list[SSAValue] = []
         for x, rows, columns in ((p.a, p.m, p.k), (p.b, p.k, p.n), (p.c, p.m, p.n)):

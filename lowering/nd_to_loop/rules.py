@@ -467,7 +467,7 @@ def _matmul(low: Lowering, op: nd.MatmulOp) -> None:
     )
     contract = loop.ContractOp.build_contract(sizes, depth, lhs, rhs, [low.empty(t)], compute_type(t.element_type))
     body = Body(contract.block, sizes, low.symbols, None)
-    body.store(low.rounded(body, contract.accumulator, op.result), contract.out_args[0], index)
+    body.store(contract.accumulator, contract.out_args[0], index)
     low.add(contract, op)
     low.bind(op.result, contract.results[0])
 

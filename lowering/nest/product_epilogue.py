@@ -40,7 +40,7 @@ def has_epilogue(op: loop.ContractOp) -> bool:
         return False
     out = loop.element_type(op.outs[0].type)
     in_place = [dim(0), dim(1)] == list(store.index_map.apply([p for p in place if p is not None]))
-    return in_place and out == op.accumulator.type and out in (f32, f64) and not (op.lhs_prologue.blocks or op.rhs_prologue.blocks)
+    return in_place and out == op.accumulator.type and out in (f32, f64)
 
 
 def plain_product(op: loop.ContractOp) -> loop.ContractOp:

@@ -27,7 +27,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
             "nd-row-blocks", "nd-narrow-factors", "nd-small-products", "nd-small-convolutions", "nd-split-reductions",
         ),
         "loop": (
-            "loop-batch", "loop-outline", "nd-to-loop", "contract-expand", "contract-epilogue", "loop-fuse{local-bytes=65536}",
+            "loop-batch", "loop-outline", "nd-to-loop", "contract-epilogue", "loop-fuse{local-bytes=65536}",
             "loop-fuse-rows", "loop-fuse-windows", "loop-inline", "contract-accumulate", "loop-layout",
             "loop-fuse-tables", "loop-order",
         ),

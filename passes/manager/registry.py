@@ -62,7 +62,6 @@ OURS: dict[str, str] = {
     "nd-split-reductions": "passes.nd.nd_split_reductions:NdSplitReductions",
     "contract-accumulate": "passes.loop.contract.contract_accumulate:ContractAccumulate",
     "contract-epilogue": "passes.loop.contract.contract_epilogue:ContractEpilogue",
-    "contract-expand": "passes.loop.contract.contract_expand:ContractExpand",
     "loop-batch": "passes.loop.repeats.loop_batch:LoopBatch",
     "loop-fuse": "passes.loop.fusion.loop_fuse:LoopFuse",
     "loop-inline": "passes.loop.repeats.loop_inline:LoopInline",

@@ -40,8 +40,8 @@ def test_in_a_program(own, monkeypatch):
     priced: list[int] = []
     price = own.FuseByBytes.price
     monkeypatch.setattr(own.FuseByBytes, "price", lambda self, group: priced.append(group.bytes) or price(self, group))
-    options = {"disable_passes": ["loop-fuse"], "passes": {"loop": [(own.FuseByBytes(), "after:contract-expand")]}}
-    assert 'options={"disable_passes": ["loop-fuse"], "passes": {"loop": [(FuseByBytes(), "after:contract-expand")]}}' in PAGE
+    options = {"disable_passes": ["loop-fuse"], "passes": {"loop": [(own.FuseByBytes(), "after:contract-epilogue")]}}
+    assert 'options={"disable_passes": ["loop-fuse"], "passes": {"loop": [(FuseByBytes(), "after:contract-epilogue")]}}' in PAGE
     x = torch.randn(512, 64)
     torch.testing.assert_close(torch.compile(f, backend="stepwell", options=options | {"cache": "off"})(x), f(x))
     assert max(priced) >= x.nbytes

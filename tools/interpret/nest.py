@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from xdsl.dialects.builtin import IndexType, IntegerType, bf16
-from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import loop
 from ...dialects.expr import Expr, IndexMap, evaluate, free_dims, to_python
@@ -397,9 +397,7 @@ class NestRunner:
     def _accumulator(self, op: loop.ContractOp) -> Callable[..., Any]:
         """The function of the loop indices that gives the contracted sum."""
         depth = evaluate(op.depth.data, self.symbols)
-        lhs, rhs = (
-            self._row(op, depth, *side) for side in ((op.lhs, op.lhs_map, op.lhs_prologue), (op.rhs, op.rhs_map, op.rhs_prologue))
-        )
+        lhs, rhs = self._row(op, depth, op.lhs, op.lhs_map), self._row(op, depth, op.rhs, op.rhs_map)
         t = op.accumulator.type
 
         def accumulate(*index: int) -> Any:
@@ -409,13 +407,12 @@ class NestRunner:
 
         return accumulate
 
-    def _row(self, op: loop.ContractOp, depth: int, value: SSAValue, m: IndexMapAttr, prologue: Region) -> Callable[..., Any]:
-        """The function of the loop indices that gives the `depth` elements of an operand that are multiplied.
-
-        Elements without a prologue are read once for all indices that the map does not use."""
-        element, kept = self._side(op, value, m, prologue), dict[tuple[int, ...], Any]()
+    def _row(self, op: loop.ContractOp, depth: int, value: SSAValue, m: IndexMapAttr) -> Callable[..., Any]:
+        """The function of the loop indices that gives the `depth` elements of an operand that are multiplied: read once for all
+        indices that the map does not use."""
+        element, kept = self._side(value, m), dict[tuple[int, ...], Any]()
         last = m.data.num_dims - 1
-        used = range(last) if prologue.blocks else sorted({d.index for e in m.data.results for d in free_dims(e)} - {last})
+        used = sorted({d.index for e in m.data.results for d in free_dims(e)} - {last})
         exact = isinstance(op.accumulator.type, (IntegerType, IndexType))
 
         def row(index: tuple[int, ...]) -> Any:
@@ -428,31 +425,15 @@ class NestRunner:
 
         return row
 
-    def _side(self, op: loop.ContractOp, value: SSAValue, m: IndexMapAttr, prologue: Region) -> Callable[..., Any]:
+    def _side(self, value: SSAValue, m: IndexMapAttr) -> Callable[..., Any]:
         for out in self.outs:
             if _share_memory(self.tensors[value], self.tensors[out]):
                 raise InterpreterError("loop.contract: an out shares memory with an operand")
         name = self._memory(value)
         count = m.data.num_dims
         dims = [f"d{k}" for k in range(count)]
-        lines = [f"def side({', '.join(dims)}):"]
         element = f"{name}.load({', '.join(self._expr(e, dims) for e in m.data.results)})"
-        if not prologue.blocks:
-            lines.append(f"    return {element}")
-        else:
-            block = prologue.blocks[0]
-            last = block.last_op
-            assert last is not None
-            for argument, text in zip(block.args, [*dims, "x"], strict=True):
-                self.names[argument] = text
-            lines.append(f"    x = {element}")
-            kept, self.lines = self.lines, lines
-            self._block(block, 1)
-            self.lines = kept
-            lines.append(f"    return {self._name(last.operands[0])}")
-        local: dict[str, Any] = {}
-        exec(compile("\n".join(lines), "<loop.contract operand>", "exec"), self.space, local)
-        return local["side"]
+        return eval(f"lambda {', '.join(dims)}: {element}", self.space)
 
 
 def _wide(x: Any) -> Any:

@@ -24,7 +24,7 @@ from ....dialects import loop
 from ....dialects.nd.types import tensor_type
 from ...analysis.nest_info import is_in_place
 from ...manager.pass_manager import Pass
-from .contract_expand import is_plain
+from .contract_epilogue import is_plain
 
 MAX_RANK = 3
 """Loops of a contraction that the library's products that add take: one of a batch, rows and columns."""

@@ -34,7 +34,6 @@ from ...analysis.origins import is_named, operator_of
 from ...manager.locations import joined
 from ...manager.pass_manager import Pass
 from ..fusion.facts import MAX_BODY_OPS
-from .contract_expand import is_plain
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,13 @@ class ContractEpilogue(Pass):
                     self.remark(contract, f"computes {len(region.taken)} operations on its sums", kind="applied")
                     self.statistic("num-fused", len(region.taken))
                     position[region.fuse()] = position[contract]
+
+
+def is_plain(op: loop.ContractOp) -> bool:
+    """Whether a contraction only stores its accumulator, once and without a condition."""
+    stores = [o for o in op.block.ops if isinstance(o, loop.StoreOp)]
+    plain = len(stores) == 1 and len(list(op.block.ops)) == 1 and stores[0].value is op.accumulator
+    return plain and stores[0].mode is None and stores[0].masked is None
 
 
 def _takes_epilogue(op: loop.ContractOp) -> bool:

@@ -58,7 +58,7 @@ def test_every_level_is_the_beginning_of_the_rest(target, kernels, source):
 
 
 def test_in_the_midst_of_a_stage():
-    assert passes_left("stepwell-cpu{to=loop}", lowered(norm(), "nd-to-loop"))[0] == "contract-expand"
+    assert passes_left("stepwell-cpu{to=loop}", lowered(norm(), "nd-to-loop"))[0] == "contract-epilogue"
     buffers = lowered(norm(), "nd-to-loop,loop-to-mem")
     assert passes_left("stepwell-cpu{to=mem}", buffers)[:2] == ["mem-term-blocks", "mem-pack-operands"]
     assert "schedule = " in lowered(buffers, "stepwell-cpu{to=mem}")
@@ -81,7 +81,7 @@ def test_the_function_that_is_least_far_decides():
 def test_parts_of_pipelines_in_one_text():
     assert passes_left("stepwell-cpu{to=loop},stepwell-cpu", norm()) == passes_left("stepwell-cpu", norm())
     ours = passes_left("nd-to-loop,stepwell-cpu{to=loop}", norm())
-    assert ours[:2] == ["nd-to-loop", "contract-expand"]
+    assert ours[:2] == ["nd-to-loop", "contract-epilogue"]
     first = passes_left("stepwell-cpu{from=nd to=nd}", lowered(norm(), "nd-to-loop"))[:3]
     assert first == ["nd-bucket-collectives", "nd-cut-products", "nd-canonicalize"]
 

@@ -12,7 +12,7 @@ from stepwell.tools.interpret.target import InterpretedTarget
 CPU = {
     "nd-canonicalize": planted.constant, "nd-attention": planted.swap, "attention-select": planted.kind, "nd-sink-cat": planted.multiply,
     "nd-stack-products": planted.swap, "nd-split-reductions": planted.kind, "loop-batch": planted.multiply, "nd-to-loop": planted.index,
-    "contract-expand": planted.constant, "loop-fuse": planted.multiply, "loop-fuse-rows": planted.kind, "loop-fuse-windows": planted.swap,
+    "loop-fuse": planted.multiply, "loop-fuse-rows": planted.kind, "loop-fuse-windows": planted.swap,
     "loop-inline": planted.swap, "loop-layout": planted.index, "loop-order": planted.constant, "loop-to-mem": planted.index,
     "mem-plan": planted.multiply, "loop-schedule": planted.kind, "mem-join-nests": planted.swap, "mem-to-cpu": planted.swap,
     "to-host": planted.multiply,

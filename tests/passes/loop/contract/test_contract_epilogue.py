@@ -127,7 +127,7 @@ def test_on_several_threads():
 def test_what_is_taken(function, nests):
     given = inputs(24, 70, 80)
     found = import_function(function, *given)
-    run(parse_pipeline("nd-canonicalize,nd-to-loop,contract-expand,contract-epilogue,loop-fuse"), found.module, context())
+    run(parse_pipeline("nd-canonicalize,nd-to-loop,contract-epilogue,loop-fuse"), found.module, context())
     found.module.verify()
     assert sum(isinstance(op, loop.NestOp) for op in found.module.walk()) == nests
     for got, want in zip(run_loop(found.module, list(given), found.constants, found.objects), _list(function(*given)), strict=True):
@@ -148,7 +148,7 @@ def test_readers_take_the_result_itself_where_their_indices_are_its_own(function
     """The view that is left is the program's own."""
     given = inputs(24, 70, 80)
     found = import_function(function, *given)
-    run(parse_pipeline("nd-canonicalize,nd-to-loop,contract-expand,contract-epilogue"), found.module, context())
+    run(parse_pipeline("nd-canonicalize,nd-to-loop,contract-epilogue"), found.module, context())
     found.module.verify()
     assert sum(isinstance(op, nd.IndexViewOp) for op in found.module.walk()) == views
     (got,) = run_loop(found.module, list(given), found.constants, found.objects)
@@ -164,7 +164,7 @@ def test_who_computes_the_product(force):
     """A call of the library has the epilogue behind it, as a nest."""
     given = inputs(24, 70, 80)
     found = import_function(gelu, *given)
-    stages = "nd-canonicalize,nd-to-loop,contract-expand,contract-epilogue,loop-to-mem"
+    stages = "nd-canonicalize,nd-to-loop,contract-epilogue,loop-to-mem"
     run(parse_pipeline(f"{stages},contract-select{{force={force}}}"), found.module, context())
     found.module.verify()
     kinds = [type(op) for op in found.module.walk() if isinstance(op, loop.NestOp | loop.ContractOp)]

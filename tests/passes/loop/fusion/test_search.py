@@ -28,7 +28,7 @@ X, Y, W, V = torch.randn(N, N), torch.randn(N, N), torch.randn(N, N), torch.rand
 def planned(function, inputs, search: bool) -> tuple[Planner, list[Group], list[str]]:
     """The planner of a function, the groups of its plan, and the kinds of the moves that the search made."""
     module = import_function(function, *inputs, mode="real").module
-    run(parse_pipeline("nd-canonicalize,nd-to-loop,contract-expand"), module, context())
+    run(parse_pipeline("nd-canonicalize,nd-to-loop"), module, context())
     (func,) = [f for f in module.ops if isinstance(f, FuncOp)]
     planner = Planner(func, symbol_ranges(module), symbol_hints(module), search=search)
     plan = planner.plan()
