@@ -168,25 +168,16 @@ def _bytes(nest: loop.NestOp) -> int:
     return sum(loop.local_bytes(r.type) for r in nest.results)
 
 
-def _users(nest: loop.NestOp) -> set[Operation]:
-    """The operations of the function that use the results of a nest, in their bodies or as operands."""
-    found: set[Operation] = set()
-    for result in nest.results:
-        for use in result.uses:
-            user = use.operation
-            while user.parent is not nest.parent and (around := user.parent_op()) is not None:
-                user = around
-            found.add(user)
-    return found
+def _users(nest: loop.NestOp) -> set[loop.NestOp | None]:
+    """The nests that read the results of this one element by element; None for whatever else needs them."""
+    uses = [use.operation for r in nest.results for use in r.uses]
+    return {loop.nest_around(op) if isinstance(op, loop.LoadOp) else None for op in uses}
 
 
 def _reader(nest: loop.NestOp) -> loop.NestOp | None:
     """The nest that alone reads the results of this one, element by element; None where there is none."""
     users = _users(nest)
-    if len(users) != 1 or not all(isinstance(use.operation, loop.LoadOp) for r in nest.results for use in r.uses):
-        return None
-    (user,) = users
-    return user if isinstance(user, loop.NestOp) else None
+    return users.pop() if len(users) == 1 else None
 
 
 def _move(nest: loop.NestOp, reader: loop.NestOp) -> None:

@@ -187,7 +187,7 @@ def producer_of(op: loop.NestOp, symbols: RangeEnv) -> Producer | str:
     if len(op.results) != 1 or not isinstance(op.outs[0].owner, loop.EmptyOp):
         return "it has several results, or is built on another tensor"
     info = nest_info(op)
-    if info.sequential or _locals(op):
+    if info.sequential or info.has_memory:
         return "its loops run in order, or it has tiles of its own"
     (out,) = info.out_args
     stores = [w for w in info.writes if w.tensor is out]
@@ -200,10 +200,9 @@ def producer_of(op: loop.NestOp, symbols: RangeEnv) -> Producer | str:
     for e, size in zip(store.index, sizes, strict=True):
         if not isinstance(e, Dim) or e in info.opaque or (range_of(size, symbols).lo or 0) < 1:
             return "its stores are not its loops, each once"
-        own = e.index < len(info.sizes)
-        if (info.sizes[e.index] if own else info.inner_sizes[e.index - len(info.sizes)]) is not size:
+        if info.dims[e.index] is not size:
             return "its stores are not its loops, each once"
-        axes.append(e.index if own else None)
+        axes.append(e.index if e.index < len(info.sizes) else None)
     own_axes = [k for k in axes if k is not None]
     whole = len({*store.index}) == len(axes) and sorted(own_axes) == list(range(len(info.sizes)))
     if not whole or store.op.mode is not None or store.op.masked is not None:
@@ -215,23 +214,14 @@ def producer_of(op: loop.NestOp, symbols: RangeEnv) -> Producer | str:
 
 def only_reader(result: SSAValue) -> loop.NestOp | str:
     """The one nest that reads a tensor, or why there is none."""
-    found: set[Operation] = set()
-    for use in result.uses:
-        user: Operation | None = use.operation
-        if not isinstance(user, loop.LoadOp):
-            return "it is needed in memory (a result, an update or an operand of a library call or contraction)"
-        while user is not None and not isinstance(user, (loop.NestOp, loop.ContractOp)):
-            user = user.parent_op()
-        if not isinstance(user, loop.NestOp):
-            return "a contraction reads it"
-        found.add(user)
-    if len(found) != 1:
-        return f"{len(found)} nests read it" if found else "nothing reads it"
-    return found.pop()  # pyright: ignore[reportReturnType]
-
-
-def _locals(op: loop.NestOp) -> list[loop.LocalOp]:
-    return [inner for inner in op.block.ops if isinstance(inner, loop.LocalOp)]
+    users = [use.operation for use in result.uses]
+    if not all(isinstance(op, loop.LoadOp) for op in users):
+        return "it is needed in memory (a result, an update or an operand of a library call or contraction)"
+    found = {loop.nest_around(op) for op in users}
+    if None in found:
+        return "a contraction reads it"
+    (reader,) = found if len(found) == 1 else (None,)
+    return reader or (f"{len(found)} nests read it" if found else "nothing reads it")
 
 
 class WindowPlanner:
@@ -243,8 +233,8 @@ class WindowPlanner:
         self.symbols = symbols
         self.rows = rows
         """Iterations of the first tiled loop, 0 to choose."""
-        self.used = sum(local.bytes for local in _locals(reader))
-        self.has_tiles = bool(_locals(reader))
+        self.used = sum(op.bytes for op in reader.block.ops if isinstance(op, loop.LocalOp))
+        self.has_tiles = self.reader.has_memory
         self.reads: list[TensorAccess] = [r for r in self.reader.reads if r.tensor is producer.result]
 
     def plans(self) -> list[WindowPlan] | str:
