@@ -16,7 +16,7 @@ from ...dialects.expr.ranges import RangeEnv
 from ...dialects.support.replace import erase_op
 from ..analysis.dependences import memory_of
 from ..analysis.reduction_kinds import Cursor
-from ..loop.fusion.placement import survives
+from ..loop.fusion.placement import covers, places_at, survives
 from ..loop.transform.loop_rewrite import clone_into
 from ..loop.transform.nest_transform import label_of
 
@@ -74,6 +74,7 @@ def _rows(first: loop.NestOp, second: loop.NestOp) -> tuple[dict[SSAValue, loop.
     every = [op for op in loop.walk_bodies(first) if isinstance(op, loop.StoreOp)]
     stores = {outer.get(op.target, op.target): op for op in first.block.ops if isinstance(op, loop.StoreOp)}
     written = {memory_of(out) for out in first.outs}
+    mine, theirs = list(first.indices), list(second.indices)
     place: dict[int, int] = {}
     used: dict[SSAValue, loop.StoreOp] = {}
     for load in [op for op in loop.walk_bodies(second) if isinstance(op, loop.LoadOp)]:
@@ -84,12 +85,12 @@ def _rows(first: loop.NestOp, second: loop.NestOp) -> tuple[dict[SSAValue, loop.
         store = stores.get(load.source)
         if store is None or sum(outer.get(o.target, o.target) is load.source for o in every) != 1:
             return None
-        if store.mask is not None or load.mask is not None or store.store_mode != "set" or not survives(store):
+        if load.mask is not None or not covers(store, first) or not survives(store):
             return None
-        mine, theirs = _plain_indices(store, first), _plain_indices(load, second)
-        if mine is None or theirs is None or len(mine) != len(theirs):
-            return None
-        for own, other in zip(mine, theirs, strict=True):
+        for index, (e, operands) in places_at(store, load).items():
+            if not isinstance(e, Dim) or operands[e.index] not in theirs:
+                return None
+            own, other = mine.index(index), theirs.index(operands[e.index])
             if place.setdefault(other, own) != own or first.loop_sizes[own] is not second.loop_sizes[other]:
                 return None
         used[load.source] = store
@@ -108,18 +109,6 @@ def _in_place(out: SSAValue, first: loop.NestOp, second: loop.NestOp) -> bool:
         if isinstance(op, loop.LoadOp | loop.StoreOp) and memory_of(outer.get(op.shaped, op.shaped)) is out:
             places.add((outer.get(op.shaped, op.shaped), op.index_map, tuple(op.index_operands)))
     return len(places) == 1
-
-
-def _plain_indices(op: loop.LoadOp | loop.StoreOp, nest: loop.NestOp) -> list[int] | None:
-    """The loops of the nest that the indices of an access are, by number; None where one is something else."""
-    number: dict[SSAValue, int] = {v: k for k, v in enumerate(nest.indices)}
-    found: list[int] = []
-    operands = list(op.index_operands)
-    for e in op.index_map.results:
-        if not isinstance(e, Dim) or e.index >= len(operands) or operands[e.index] not in number:
-            return None
-        found.append(number[operands[e.index]])
-    return found
 
 
 def replace_nests(made: loop.NestOp, first: loop.NestOp, second: loop.NestOp) -> None:
