@@ -224,7 +224,7 @@ class NestLowering(ThreadedLoops):
             if rest.count is not None:
                 self._vectors(one, rest)
             else:
-                s.enter_lanes(one.dim, lanes, first, None)
+                s.enter_lanes(one.dim, lanes, first)
                 assert s.lane is not None
                 s.lane.mask = s.first_lanes(b.sub(last, first))
                 self.step([])

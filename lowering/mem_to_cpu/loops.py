@@ -97,7 +97,7 @@ def run_segments(
             for k in range(part.trips):
                 start = part.start + k * part.width
                 begin = b.int(start) if first is zero else b.add(first, b.int(start)) if start else first
-                s.enter_lanes(d, part.width, begin, None)
+                s.enter_lanes(d, part.width, begin)
                 if part.rest is not None:
                     assert s.lane is not None
                     s.lane.mask = s.first_lanes(b.int(part.rest))
@@ -115,7 +115,7 @@ def run_segments(
         else:
             begin, end = done, last
         index, *carried = b.begin_for(begin, end, width, state)
-        s.enter_lanes(d, part.width, index, None)
+        s.enter_lanes(d, part.width, index)
         if part.rest is not None:
             assert s.lane is not None
             s.lane.mask = s.first_lanes(b.sub(last, index))

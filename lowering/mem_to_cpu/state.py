@@ -50,10 +50,10 @@ class Lane:
 
     __slots__ = ("dim", "width", "mask")
 
-    def __init__(self, d: Dim, width: int, mask: SSAValue | None):
+    def __init__(self, d: Dim, width: int):
         self.dim = d
         self.width = width
-        self.mask = mask
+        self.mask: SSAValue | None = None
 
 
 _COMPLEX_BITS: dict[Attribute, Attribute] = {f16: i32, f32: i64, f64: IntegerType(128)}
@@ -242,9 +242,9 @@ class State(NestValues):
 
     # ---- lanes
 
-    def enter_lanes(self, d: Dim, width: int, first: SSAValue, mask: SSAValue | None) -> None:
+    def enter_lanes(self, d: Dim, width: int, first: SSAValue) -> None:
         """From here on the index `d` runs along `width` lanes that begin at `first`."""
-        self.lane = Lane(d, width, mask)
+        self.lane = Lane(d, width)
         self.dims[d] = first
 
     def leave_lanes(self) -> None:

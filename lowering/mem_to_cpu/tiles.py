@@ -260,7 +260,7 @@ class _Tile:
         e = s.info.exprs[op.result]
         rows: list[SSAValue] = []
         for r in range(ROWS_AT_ONCE):
-            s.enter_lanes(self.lanes.dim, SIDE, s.dims[self.lanes.dim], None)
+            s.enter_lanes(self.lanes.dim, SIDE, s.dims[self.lanes.dim])
             rows.append(s.b.splat(s.integer(self._at(e, first + r, 0), i64), SIDE))
             s.leave_lanes()
         s.values[op.result] = self._concat(rows)
