@@ -12,7 +12,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from ....dialects import loop
-from ....dialects.expr import ONE, Expr, dim, dims_subs, evaluate, free_dims, free_syms, product
+from ....dialects.expr import ONE, Expr, dim, dims_subs, free_dims
 from ....dialects.expr.ranges import RangeEnv
 from ....dialects.nd.types import TensorType, element_bytes, tensor_type
 from ...analysis.nest_info import NestInfo, nest_info, uses_opaque
@@ -20,7 +20,7 @@ from ...cost.machine import Machine
 from ...cost.machine.cpu import SERVER
 from .price import GroupWork, group_ns
 from .product_facts import MAX_FACTOR_PRODUCTS, ProductFacts
-from .types import Read
+from .types import Extents, Read
 
 if TYPE_CHECKING:
     from .directives import Directives
@@ -53,13 +53,13 @@ class NestWork:
     reads: list[tuple[int, int, int, int]]
 
 
-class NestFacts:
+class NestFacts(Extents):
     """Facts about the nests of one function. `inlined` are the nests that are computed where they are read; whoever changes it calls
     `forget`."""
 
     def __init__(self, func: FuncOp, symbols: RangeEnv, hints: Mapping[str, int], directives: Directives | None = None):
+        super().__init__(hints)
         self.symbols = symbols
-        self.hints = hints
         self.directives = directives
         self.ops = list(func.body.block.ops)
         self.position = {op: k for k, op in enumerate(self.ops)}
@@ -78,33 +78,10 @@ class NestFacts:
         self._weight: dict[Operation, tuple[int, int]] = {}
         self._read_bytes: dict[Operation, dict[SSAValue, int]] = {}
         self._units: dict[Operation, float] = {}
-        self._bytes: dict[SSAValue, int] = {}
         self._whole_users: dict[SSAValue, list[Operation]] = {}
         self._work: dict[int, NestWork] = {}
         self._users: dict[int, list[tuple[int, frozenset[int]]]] = {}
-        self._counts: dict[tuple[Expr, ...], int] = {}
         self.products = ProductFacts(self, func)
-
-    # ---- sizes
-
-    def count(self, sizes: Iterable[Expr]) -> int:
-        """Elements of a box, with the hints for symbols."""
-        key = tuple(sizes)
-        found = self._counts.get(key)
-        if found is None:
-            total = product(key)
-            known = {s: self.hints.get(s.name, 64) for s in free_syms(total)}
-            found = self._counts[key] = int(total) if total.is_const else evaluate(total, known)
-        return found
-
-    def bytes(self, tensor: SSAValue) -> int:
-        """Bytes of a tensor, with the hints for symbols."""
-        found = self._bytes.get(tensor)
-        if found is None:
-            t = tensor.type
-            found = self.count(t.dims) * element_bytes(t.element_type) if isinstance(t, TensorType) else 8
-            self._bytes[tensor] = found
-        return found
 
     def iterations(self, info: NestInfo) -> int:
         """How often the innermost loops of a nest run."""

@@ -16,7 +16,7 @@ from xdsl.dialects.builtin import IntegerAttr, ModuleOp
 from xdsl.dialects.func import FuncOp
 
 from ....dialects import loop
-from ....dialects.expr import Expr, evaluate, free_syms, product, strides_contiguous
+from ....dialects.expr import strides_contiguous
 from ....dialects.expr.ranges import RangeEnv
 from ....dialects.nd import symbol_ranges
 from ...analysis.known_layouts import Strides, known_strides
@@ -29,6 +29,7 @@ from ...cost.machine.cpu import SERVER
 from ...cost.nest_cost import VECTOR_LANES
 from ...manager.pass_manager import Pass
 from .price import MIN_PARALLEL_ELEMENTS, MIN_PARALLEL_TRIPS
+from .types import Extents
 from .windows.emit import write_window
 from .windows.plan import Producer, WindowPlan, WindowPlanner, only_reader, producer_of
 
@@ -85,11 +86,12 @@ def _remark(fused: WindowFusion) -> str:
     return f"computed by tiles in its reader {title(fused.reader)}: {times}"
 
 
-class WindowSearch:
+class WindowSearch(Extents):
     """Tries the nests of one function as producers, the last one first, so that a chain is taken up from its end."""
 
     def __init__(self, symbols: RangeEnv, hints: Mapping[str, int], rows: int, always: bool, strides: Strides):
-        self.symbols, self.hints, self.rows, self.always = symbols, hints, rows, always
+        super().__init__(hints)
+        self.symbols, self.rows, self.always = symbols, rows, always
         self.strides = strides
         self.fused: list[WindowFusion] = []
         self.refused: list[WindowFusion] = []
@@ -121,7 +123,7 @@ class WindowSearch:
         between = self._between(producer, reader)
         parts = [self._work(nest, between), self._work(reader, between)]
         # each of two nests alone may fit a cache that both together do not
-        touched = sum(w.read + w.written for w in parts) - producer.bytes(self.hints)
+        touched = sum(w.read + w.written for w in parts) - self.bytes(producer.result)
         apart = sum(_seconds(w, touched) for w in parts)
         fewest = min(w.iterations for w in parts)
         written = [(write_window(plan, self.symbols), plan) for plan in plans]
@@ -136,7 +138,7 @@ class WindowSearch:
             us = f"{costs[best] * 1e6:.3g} us where two nests take {apart * 1e6:.3g}"
             return self._refuse(nest, reader, f"it would take {us}")
         _replace(nest, reader, made, plan)
-        self.fused.append(WindowFusion(nest, reader, "", made, apart, costs[best], 2 * producer.bytes(self.hints)))
+        self.fused.append(WindowFusion(nest, reader, "", made, apart, costs[best], 2 * self.bytes(producer.result)))
         return self.fused[-1]
 
     def _between(self, producer: Producer, reader: loop.NestOp) -> Strides:
@@ -145,14 +147,11 @@ class WindowSearch:
         alike = [v for v, strides in self.strides.items() if v in near and len(strides) == len(producer.sizes)]
         if not alike:
             return {}
-        largest = max(alike, key=lambda v: self._number(product(loop.shaped_dims(v.type))))
-        order = sorted(range(len(producer.sizes)), key=lambda axis: -self._number(self.strides[largest][axis]))
+        largest = max(alike, key=lambda v: self.count(loop.shaped_dims(v.type)))
+        order = sorted(range(len(producer.sizes)), key=lambda axis: -self.count([self.strides[largest][axis]]))
         dense = strides_contiguous([producer.sizes[axis] for axis in order])
         strides = tuple(dense[order.index(axis)] for axis in range(len(order)))
         return {producer.result: strides, producer.info.op.outs[0]: strides}
-
-    def _number(self, e: Expr) -> int:
-        return evaluate(e, {s: self.hints.get(s.name, 64) for s in free_syms(e)})
 
     def _work(self, nest: loop.NestOp, more: Strides | None = None) -> Work:
         return nest_cost(nest, self.hints, SERVER, self.symbols, {**self.strides, **(more or {})}).work

@@ -1,13 +1,43 @@
-"""What a fusion plan is made of: groups of nests that share their outer loops, and the record of what was compared."""
+"""What a fusion plan is made of: sizes, groups of nests that share their outer loops, and the record of what was compared."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from xdsl.ir import Operation, SSAValue
 
-from ....dialects.expr import Expr
+from ....dialects.expr import Expr, evaluate, free_syms, product
+from ....dialects.nd.types import TensorType, element_bytes
 from ...analysis.nest_info import NestInfo
+
+
+class Extents:
+    """How large boxes and tensors are, with the hints for symbols."""
+
+    def __init__(self, hints: Mapping[str, int]):
+        self.hints = hints
+        self._counts: dict[tuple[Expr, ...], int] = {}
+        self._bytes: dict[SSAValue, int] = {}
+
+    def count(self, sizes: Iterable[Expr]) -> int:
+        """Elements of a box."""
+        key = tuple(sizes)
+        found = self._counts.get(key)
+        if found is None:
+            total = product(key)
+            known = {s: self.hints.get(s.name, 64) for s in free_syms(total)}
+            found = self._counts[key] = int(total) if total.is_const else evaluate(total, known)
+        return found
+
+    def bytes(self, tensor: SSAValue) -> int:
+        """Bytes of a tensor."""
+        found = self._bytes.get(tensor)
+        if found is None:
+            t = tensor.type
+            found = self.count(t.dims) * element_bytes(t.element_type) if isinstance(t, TensorType) else 8
+            self._bytes[tensor] = found
+        return found
 
 
 @dataclass

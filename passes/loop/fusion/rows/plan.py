@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +25,8 @@ from .....dialects.expr import (
     Expr,
     dim,
     dims_subs,
-    evaluate,
     free_dims,
-    free_syms,
     linear_coeff,
-    product,
     strides_contiguous,
 )
 from .....dialects.expr.ranges import RangeEnv, prove_eq, simplify
@@ -40,6 +37,7 @@ from ....analysis.nest_info import NestInfo, TensorAccess, nest_info
 from ..groups import MAX_SIBLING_DISTANCE
 from ..price import MIN_PARALLEL_TRIPS
 from ..sharing.align import LoopEnvs, extractors
+from ..types import Extents
 
 MAX_ACCUMULATOR_BYTES = 64 * 1024
 """Bytes that the accumulators of all columns may take: they are read and written for every row, and each of the parts that threads share
@@ -113,14 +111,14 @@ class _Candidate:
     part: RowPart
 
 
-class RowPlanner:
+class RowPlanner(Extents):
     """Plans one function."""
 
     def __init__(self, func: FuncOp, symbols: RangeEnv, hints: Mapping[str, int], columns_only: bool = False):
+        super().__init__(hints)
         self.symbols = symbols
         self.columns_only = columns_only
         self._envs = LoopEnvs(symbols)
-        self.hints = hints
         self.ops = list(func.body.block.ops)
         self.position = {op: k for k, op in enumerate(self.ops)}
         self.layouts = argument_strides(func)
@@ -153,15 +151,6 @@ class RowPlanner:
 
     def _refuse(self, rows: loop.NestOp, nest: loop.NestOp, reason: str) -> None:
         self.refusals.append(Refusal(rows, nest, reason))
-
-    def count(self, sizes: Iterable[Expr]) -> int:
-        """Elements of a box, with the hints for symbols."""
-        total = product(sizes)
-        return int(total) if total.is_const else evaluate(total, {s: self.hints.get(s.name, 64) for s in free_syms(total)})
-
-    def bytes(self, tensor: SSAValue) -> int:
-        t = tensor.type
-        return self.count(t.dims) * element_bytes(t.element_type) if isinstance(t, TensorType) else 8
 
     # ---- pairs
 

@@ -27,12 +27,9 @@ from .....dialects.expr import (
     ceildiv,
     dim,
     dims_subs,
-    evaluate,
     free_dims,
-    free_syms,
     maximum,
     minimum,
-    product,
 )
 from .....dialects.expr.ranges import Range, RangeEnv, range_of
 from .....dialects.nd.types import element_bytes
@@ -173,11 +170,6 @@ class Producer:
         self.result: SSAValue = info.op.results[0]
         self.sizes = loop.shaped_dims(self.result.type)
         self.element = element_bytes(loop.element_type(self.result.type))
-
-    def bytes(self, hints: Mapping[str, int]) -> int:
-        """Bytes of its result, with typical values of the symbols."""
-        total = product(self.sizes)
-        return evaluate(total, {s: hints.get(s.name, 64) for s in free_syms(total)}) * self.element
 
 
 def producer_of(op: loop.NestOp, symbols: RangeEnv) -> Producer | str:
