@@ -302,6 +302,27 @@ def test_frozen_weights_lie_in_panels(package):
     assert sorted(tuple(t.shape) for t in loaded.weights.values() if t.dim() == 3) == [(1, 100, 64), (2, 40, 64)]
 
 
+class ByteProduct(nn.Module):
+    """A product of bytes, of odd sizes, whose weight is rows of bytes."""
+
+    def __init__(self, columns, depth):
+        super().__init__()
+        self.register_buffer("weight", torch.randint(-128, 128, (columns, depth), dtype=torch.int8))
+
+    def forward(self, x):
+        return torch._int_mm(x.mul(8).round().clamp(-128, 127).to(torch.int8), self.weight.t()) * 0.5
+
+
+def test_frozen_bytes_lie_in_panels(package):
+    """One copy serves processors with and without a multiplier of bytes, and the file holds no other."""
+    torch.manual_seed(0)
+    model, x = ByteProduct(100, 90), 4 * torch.randn(20, 90)
+    loaded = package(model, (x,), options={"freezing": True}, targets=["cpu-v3", "cpu-native"])
+    for target in (t.name for t in loaded.signature.targets):
+        assert torch.equal(stepwell.load(loaded.path, target=target)(x), model(x))
+    assert [tuple(t.shape) for t in loaded.weights.values() if t.dtype == torch.int8] == [(2, 23, 64, 4)]
+
+
 def test_a_whole_state_dict_fits_though_a_part_of_it_is_not_used(package):
     model, x = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval(), torch.randn(2, 4)
     loaded = package(model, (x,))
