@@ -25,7 +25,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Self
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import ArrayAttr, IndexType, IntAttr, StringAttr, UnitAttr, i8, i32
+from xdsl.dialects.builtin import ArrayAttr, IndexType, IntAttr, IntegerType, StringAttr, UnitAttr, i8, i32
 from xdsl.dialects.utils.fast_math import FastMathFlag
 from xdsl.ir import Attribute, Block, Dialect, Operation, Region, SSAValue
 from xdsl.irdl import (
@@ -102,7 +102,10 @@ and k: it is m * 2**(u * k), where u is 100 for f32 and 716 for f64. No partial 
 
 SCAN_KINDS: dict[str, tuple[int, int]] = {
     "sum": (1, 1), "prod": (1, 1), "max": (2, 2), "min": (2, 2), "logsumexp": (1, 1), "scaled_prod": (1, 2),
+    "sort": (1, 1),
 }  # fmt: skip
+"""The same of scans. `sort` takes signed integers and gives the smallest of all of them first: its body runs for the whole loop before
+`do` runs for the first element. What is sorted with an element stands in the low bits of its integer."""
 
 
 @irdl_op_definition
@@ -429,6 +432,8 @@ class ScanOp(LoopLike):
         check_yield(self, self.block, SCAN_KINDS[self.kind][0])
         if len(self.do_block.args) != 1 + SCAN_KINDS[self.kind][1]:
             raise VerifyException(f"loop.scan: 'do' takes the index and {SCAN_KINDS[self.kind][1]} running values")
+        if self.kind == "sort" and not isinstance(self.do_block.args[1].type, IntegerType):
+            raise VerifyException(f"loop.scan: sort takes integers, got {self.do_block.args[1].type}")
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")

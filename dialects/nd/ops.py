@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
-from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FloatAttr, IntegerAttr, ModuleOp, StringAttr, UnitAttr
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FloatAttr, IntegerAttr, IntegerType, ModuleOp, StringAttr, UnitAttr
 from xdsl.ir import Attribute, Dialect, SSAValue
 from xdsl.irdl import (
     irdl_op_definition,
@@ -44,7 +44,7 @@ from .types import LayoutAttr, RangeAttr, TensorType, is_float, tensor_type
 
 REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "xor")
 ARG_REDUCTIONS = ("argmax", "argmin")
-SCANS = ("sum", "prod", "max", "min", "logsumexp")
+SCANS = ("sum", "prod", "max", "min", "logsumexp", "sort")
 SCATTERS = ("set", "add", "prod", "max", "min")
 
 
@@ -398,7 +398,7 @@ class VarMeanOp(NdOp):
 @irdl_op_definition
 class ScanOp(NdOp):
     """Running reduction along `dim`, the element itself included: kinds sum prod max min logsumexp. max and min have a second result,
-    the index of the extreme (the last one among equals, as torch's cummax)."""
+    the index of the extreme (the last one among equals, as torch's cummax). Kind sort puts signed integers in order, the smallest first."""
 
     name = "nd.scan"
     SYNTAX: ClassVar = {"kind": "str", "dim": "ints"}
@@ -413,6 +413,8 @@ class ScanOp(NdOp):
         wants = 2 if self.kind.data in ("max", "min") else 1
         if len(self.outputs) != wants:
             raise VerifyException(f"nd.scan: kind '{self.kind.data}' has {wants} results, got {len(self.outputs)}")
+        if self.kind.data == "sort" and not isinstance(tensor_type(self.input).element_type, IntegerType):
+            raise VerifyException(f"nd.scan: kind 'sort' takes integers, got {tensor_type(self.input).element_type}")
         _check_dims(self, self.dim.data, tensor_type(self.input).rank, "dim")
         _want(self, tensor_type(self.input).dims)
 

@@ -26,6 +26,7 @@ from ...passes.gpu.nest_types import scalar_type
 from ..nest.builder import NO_FLAGS
 from .body import library
 from .joined_axes import reduce_axis
+from .program.sorts import lower_sort
 from .reductions import Accumulator, ScaledProduct, Values, exp_below, identity
 from .state import State
 
@@ -38,9 +39,12 @@ def lower_scan(kernel: NestLowering, op: loop.ScanOp) -> None:
     s = kernel.s
     node = s.info.nodes[op]
     types = [scalar_type(v.type) for v in op.do_block.args[1:]]
-    running = Running(op.kind, types)
     if op.loop_sizes[0] is ZERO:
         return
+    if op.kind == "sort":
+        lower_sort(kernel, op, node)
+        return
+    running = Running(op.kind, types)
     if not node.loops:
         kernel.lower_body(op.block)
         s.dims.update({s.info.expr(v): s.b.int(0, s.index) for v in (op.block.args[0], op.do_block.args[0])})

@@ -93,6 +93,13 @@ class NestInfo:
             return None
         return next((op for op in self.op.block.ops if isinstance(op, loop.ReduceOp)), None)
 
+    @property
+    def scan(self) -> loop.ScanOp | None:
+        """The one top-level scan of a nest that has no other loop."""
+        if self.reductions or self.other_loops != 1:
+            return None
+        return next((op for op in self.op.block.ops if isinstance(op, loop.ScanOp)), None)
+
 
 def is_in_place(nest: loop.NestOp | loop.ContractOp, access: loop.LoadOp | loop.StoreOp) -> bool:
     """Whether an access is at the loops of a nest or contraction, in order and without a condition."""

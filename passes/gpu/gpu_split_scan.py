@@ -68,7 +68,7 @@ class GpuSplitScan(Pass):
         symbols, hints = symbol_facts(op)
         for nest in nests_in_memory(op, without=GPU):
             scans = [o for o in nest.block.ops if isinstance(o, loop.ScanOp)]
-            if not scans:
+            if not scans or any(scan.kind not in KINDS for scan in scans):
                 continue
             info = NestAccess(nest, symbols)
             length = self._length(scans, info, hints, gpu)

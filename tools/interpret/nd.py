@@ -435,6 +435,8 @@ def _scan(run: NdInterpreter, op: Any, x: torch.Tensor) -> Any:
     if kind in ("max", "min"):
         result = torch.cummax(x, dim) if kind == "max" else torch.cummin(x, dim)
         return result.values, result.indices
+    if kind == "sort":
+        return x.sort(dim).values
     fn = {"sum": torch.cumsum, "prod": torch.cumprod, "logsumexp": torch.logcumsumexp}[kind]
     return fn(_wide(x), dim).to(x.dtype)
 

@@ -384,6 +384,8 @@ class NestRunner:
         inner = self._loops(op, depth, sequential=True)
         self._block(op.block, inner)
         self._line(inner, f"{state}.add({', '.join(self._name(v) for v in last.operands)})")
+        if op.kind == "sort":
+            inner = self._loops(op, depth, sequential=True)
         self.names[op.do_block.args[0]] = self.names[op.indices[0]]
         for k, running in enumerate(op.do_block.args[1:]):
             self._define(inner, running, f"typed({state}.value()[{k}], {self._type(running.type)})")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -219,8 +220,23 @@ class LogSumExp:
         return (self.state,)
 
 
+class Sorted:
+    """The elements in order: each call of `value` gives the next one."""
+
+    def __init__(self):
+        self.elements: list[int] = []
+
+    def add(self, x: Any) -> None:
+        heappush(self.elements, int(x))
+
+    def value(self) -> tuple[Any, ...]:
+        return (heappop(self.elements),)
+
+
 def scan(kind: str, t: Attribute) -> Any:
     """A running scan of `kind`."""
+    if kind == "sort":
+        return Sorted()
     if kind in ("max", "min"):
         return RunningExtreme(t, kind == "max")
     return LogSumExp() if kind == "logsumexp" else reduction(kind, t)

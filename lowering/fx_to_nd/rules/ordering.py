@@ -1,7 +1,10 @@
 """Sorted rows and searches in them: sort, topk, kthvalue and median of short rows, bucketize, searchsorted.
 
-A short row is sorted by counting: the rank of an element is how many stand before it, so that a row of n costs n * n
-comparisons, which are vectors, and no branch. NaN is the largest, equal elements keep their order.
+A row is sorted as integers in the order of its elements, each with its place in the bits below (`nd.scan` of kind sort), so that no two
+are equal: NaN is the largest, equal elements keep their order, zeros of both signs are equal.
+
+Elements of 64 bits have no room for their places. A short row of them is sorted by counting: the rank of an element is how many stand
+before it, so that a row of n costs n * n comparisons, which are vectors, and no branch.
 
 The few largest of a row are found one after the other, each the maximum of those below the one before. An element is
 compared together with its place, as one integer, so that no two are equal; of equal elements the first comes first.
@@ -9,12 +12,11 @@ compared together with its place, as one integer, so that no two are equal; of e
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from xdsl.dialects.builtin import IntegerType, i1, i16, i32, i64
+from xdsl.dialects.builtin import IntegerType, Signedness, bf16, f16, f32, i1, i16, i32, i64
 from xdsl.ir import Attribute, SSAValue
 
 from ....dialects.expr import ONE, ZERO, Expr, as_expr, dim, product
@@ -25,8 +27,11 @@ from ..core.registry import rule
 
 aten = torch.ops.aten
 
-_LONGEST_ROWS = {"cpu": 128, "cuda": 64}
-"""Elements of a row up to which counting ranks is faster than the library's sort (docs/lab/constants.md)."""
+_LONGEST_ROWS = {"cpu": 1024, "cuda": 0}
+"""Elements of a row up to which it is sorted by `nd.scan` (docs/lab/constants.md). On GPUs ranks are counted: of its kernels there only two
+programs have been run on a GPU, and of one of these the results differed from eager's by more than was understood."""
+_LONGEST_RANKED_ROWS = {"cpu": 128, "cuda": 64}
+"""Elements of a row up to which counting ranks is faster than the library's sort."""
 _LONGEST_SEARCHED_ROW = 64
 """The same where some elements of a row are wanted, which the library need not sort for."""
 _MOST_LARGEST = 8
@@ -35,6 +40,7 @@ _MOST_APART = 4
 """How many of them are taken apart, into element and place, before they are put beside each other: more stores would be two nests."""
 _LONGEST_OF_LARGEST = 4096
 """Elements of such a row: a GPU keeps it on chip while it is gone through once for each of them."""
+_INFINITY_BITS: dict[Attribute, int] = {f16: 0x7C00, bf16: 0x7F80, f32: 0x7F800000}
 
 
 # ---- ranks
@@ -85,12 +91,63 @@ def _sorted(b: Importer, x: SSAValue, d: int, descending: bool) -> tuple[SSAValu
     return values, indices
 
 
+class _Packing(NamedTuple):
+    """How an integer has an element (its key, see `_ordered`), its place in the row, and below them whether it is a negative zero, which is
+    the key of zero otherwise."""
+
+    wide: IntegerType
+    place_bits: int
+    zero_bits: int
+
+    @staticmethod
+    def of(dtype: Attribute, size: int) -> _Packing | None:
+        """That of rows of `size` elements of a type; None for those that 64 bits have no room for."""
+        if dtype in FLOATS:
+            key_bits, zero_bits = 8 * element_bytes(dtype), 1
+        else:
+            assert isinstance(dtype, IntegerType)
+            unsigned = dtype.width.data == 1 or dtype.signedness.data == Signedness.UNSIGNED
+            key_bits, zero_bits = dtype.width.data + unsigned, 0
+        place_bits = (size - 1).bit_length()
+        bits = key_bits + place_bits + zero_bits
+        return _Packing(i32 if bits <= 32 else i64, place_bits, zero_bits) if bits <= 64 else None
+
+    def packed(self, b: Importer, x: SSAValue, d: int, descending: bool) -> SSAValue:
+        """The integers of rows along `d`."""
+        key = _ordered(b, x)
+        assert key is not None
+        key, negative = b.cast(key, self.wide), None
+        if self.zero_bits:
+            negative = b.cmp("eq", key, -1)
+            key = b.select(negative, 0, key)
+        if descending:
+            key = b.op("xor", key, -1)
+        found = b.op("shl", key, self.place_bits + self.zero_bits)
+        if self.place_bits:
+            found = b.op("or", found, b.op("shl", b.iota(b.dims(x), d, self.wide), self.zero_bits))
+        return found if negative is None else b.op("or", found, b.cast(negative, self.wide))
+
+    def unpacked(self, b: Importer, found: SSAValue, dtype: Attribute, descending: bool) -> tuple[SSAValue, SSAValue]:
+        """The elements and places of such integers."""
+        key = b.op("shr", found, self.place_bits + self.zero_bits)
+        if descending:
+            key = b.op("xor", key, -1)
+        if self.zero_bits:
+            key = b.select(b.cmp("ne", b.op("and", found, 1), 0), -1, key)
+        place = b.op("and", b.op("shr", found, self.zero_bits), (1 << self.place_bits) - 1)
+        return _from_ordered(b, b.cast(key, _key_type(dtype)), dtype), b.cast(place, i64)
+
+
 def _sort(b: Importer, x: SSAValue, d: int, descending: bool) -> Any:
     if not b.rank(x):
         return x, b.full(0, i64)
     d %= b.rank(x)
-    longest = _LONGEST_ROWS["cpu" if b.on_cpu else "cuda"]
-    return _sorted(b, x, d, bool(descending)) if _short(b, x, d, longest) else NotImplemented
+    device = "cpu" if b.on_cpu else "cuda"
+    packing = _Packing.of(b.dtype(x), int(b.dims(x)[d])) if _short(b, x, d, _LONGEST_ROWS[device]) else None
+    if packing is not None:
+        (found,) = b.scan("sort", packing.packed(b, x, d, bool(descending)), d)
+        return packing.unpacked(b, found, b.dtype(x), bool(descending))
+    return _sorted(b, x, d, bool(descending)) if _short(b, x, d, _LONGEST_RANKED_ROWS[device]) else NotImplemented
 
 
 @rule(aten.sort.default)
@@ -108,18 +165,22 @@ def _sort_stable(
 # ---- the largest
 
 
+def _key_type(dtype: Attribute) -> IntegerType:
+    """The integers of `_ordered`: 32 bits for elements of 16 and less, 64 for others."""
+    return i32 if element_bytes(dtype) <= 2 else i64
+
+
 def _ordered(b: Importer, x: SSAValue) -> SSAValue | None:
     """Integers that are in the order of the elements of x, NaN last; None for types of 64 bits, whose places find no room beside them."""
     dtype = b.dtype(x)
-    if dtype not in FLOATS:
-        fits = isinstance(dtype, IntegerType) and 1 < dtype.width.data <= 32
-        return b.cast(x, i32 if dtype.width.data <= 16 else i64) if fits else None  # pyright: ignore[reportAttributeAccessIssue]
-    if (width := element_bytes(dtype)) not in (2, 4):
+    if (width := element_bytes(dtype)) > 4:
         return None
-    x = b.select(b.predicate("isnan", x), math.nan, x)  # of either sign, any bits
-    bits = b.bitcast(x, i16 if width == 2 else i32)
-    wide = b.cast(bits, i32 if width == 2 else i64)
-    return b.select(b.cmp("lt", wide, 0), b.op("xor", wide, (1 << 8 * width - 1) - 1), wide)
+    if dtype not in FLOATS:
+        return b.cast(x, _key_type(dtype)) if isinstance(dtype, IntegerType) else None
+    wide, largest = b.cast(b.bitcast(x, i16 if width == 2 else i32), _key_type(dtype)), (1 << 8 * width - 1) - 1
+    key = b.select(b.cmp("lt", wide, 0), b.op("xor", wide, largest), wide)
+    nan = b.cmp("gt", b.op("and", wide, largest), _INFINITY_BITS[dtype])  # of either sign, with any bits
+    return b.select(nan, largest, key)
 
 
 def _from_ordered(b: Importer, key: SSAValue, dtype: Attribute) -> SSAValue:

@@ -28,6 +28,7 @@ from ..loops import Segment, Span, run_segments, segments
 from ..memory import shuffle
 from ..state import State, scalar_type
 from . import reductions as red
+from .sorts import SortLowering
 
 JOINED_LANES = 4
 """Lanes of f32 that are joined in f64 before what came before them is: a product of four has an exponent of at most 4 x 149, f64 of 1022.
@@ -57,6 +58,9 @@ class ScanLowering:
             return
         (one,) = node.loops
         chosen = self.choice(node) if s.lane is None else None
+        if op.kind == "sort":
+            SortLowering(s, op, one, self.region, chosen[1] if chosen is not None else None).lower()
+            return
         if chosen is not None and self._joins_in_registers(op, one):
             self._in_registers(op, one)
             return

@@ -124,7 +124,7 @@ def choose(info: NestAccess, hints: Mapping[Expr, int], gpu: Gpu = MACHINES["sm_
     if has_fixed_order(info.nest):
         return _ordered(info, Sizes(hints), gpu)
     tile = product_tile(info, Sizes(hints), gpu) or weighed_tile(info, gpu) or summed_tile(info, gpu) or window_tile(info, Sizes(hints))
-    tile = tile or _within(_choose(info, Sizes(hints), gpu), info, gpu)
+    tile = tile or whole_sorted_rows(_within(_choose(info, Sizes(hints), gpu), info, gpu), info)
     warps = max(1, tile.warps * 32 // gpu.lanes)
     return replace(tile, warps=min(warps, gpu.max_warps))
 
@@ -178,6 +178,18 @@ def _within(tile: Tile, info: NestAccess, gpu: Gpu) -> Tile:
             loops, block = tile.axes[-1]
             tile = replace(tile, axes=[*tile.axes[:-1], (loops, block // 2)])
     return tile
+
+
+def whole_sorted_rows(tile: Tile, info: NestAccess) -> Tile:
+    """A tile whose last axis has all elements of each row that is sorted, and as many rows as a tile that moves data has elements for."""
+    longest = max((most_trips(n, info) or 0 for n in info.root.walk() if isinstance(n.op, loop.ScanOp) and n.op.kind == "sort"), default=0)
+    if not longest:
+        return tile
+    block = power_of_two(longest)
+    rows = max(1, COPIED_TILE_ELEMENTS // block)
+    axes = [(loops, min(size, rows)) for loops, size in tile.axes]
+    warps = warps_for(block * axes[-1][1] if axes else block, SCANNED_THREAD_ELEMENTS)
+    return replace(tile, axes=axes, reduction_block=block, chunks=1, warps=warps, stages=0, registers=0)
 
 
 def in_memory_order(info: NestAccess, sizes: Sizes) -> list[Loop]:

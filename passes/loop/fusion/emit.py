@@ -252,30 +252,32 @@ class GroupWriter:
     def _write_step(self, number: int, step: FusedLoop) -> None:
         if step.kind == "scalar":
             for member in step.members:
-                self._member(member, list(member.place), number)
+                self.member(member, list(member.place), number)
         elif step.kind == "reduce":
             self._write_reduce(number, step)
+        elif step.kind == "scan":
+            self.member(step.members[0], list(step.members[0].place), number)
         else:
             op = loop.ForOp.build_for(step.sizes) if step.sizes else None
             if op is None:
                 for member in step.members:
-                    self._member(member, list(member.place), number)
+                    self.member(member, list(member.place), number)
                 return
             with self.body.inner(op, op.body, step.sizes) as self.inner:
                 for member in step.members:
-                    self._member(member, self._at(member.place), number)
+                    self.member(member, self.at(member.place), number)
             self.inner = ()
             if all(member.info.op.results and self.recomputed.issuperset(member.info.op.results) for member in step.members):
                 op.detach()  # later steps compute all of it again
                 op.erase()
 
-    def _at(self, index: Sequence[Expr]) -> list[Expr]:
+    def at(self, index: Sequence[Expr]) -> list[Expr]:
         """An index over the group's loops and those of a step, over the body's dimensions: there the loop that is open comes after
         indices that were loaded before it."""
         subs = [*(dim(k) for k in range(len(self.group.outer))), *self.inner]
         return [self.body.simplify(dims_subs(e, subs)) for e in index]
 
-    def _member(self, member: Member, place: list[Expr], number: int) -> None:
+    def member(self, member: Member, place: list[Expr], number: int) -> None:
         """Clone a member's whole body with its loops at `place`."""
         op = member.info.op
         copy = _Copy(self, member, number, dict(zip(member.info.indices, place, strict=True)))
@@ -297,7 +299,7 @@ class GroupWriter:
             yielded: list[SSAValue] = []
             for m in step.members:
                 if not m.info.has_loops:
-                    self._member(m, self._at(m.place), number)
+                    self.member(m, self.at(m.place), number)
                     continue
                 old = m.info.reduce
                 assert old is not None
@@ -335,7 +337,7 @@ class GroupWriter:
         return _chosen(self.body, value, masked)
 
     def _same_place(self, local: Local, index: tuple[Expr, ...]) -> bool:
-        return list(index) == self._at(local.index)
+        return list(index) == self.at(local.index)
 
     def keep(self, member: Member, k: int, value: SSAValue) -> tuple[Local, SSAValue]:
         """Remember the value that a member stores in its out `k`; returns where it is to be stored, if at all, and the value to store.
@@ -368,6 +370,16 @@ class _Copy(NestCopy):
             if past:
                 self.op(op)
             past = past or bool(op.regions)
+
+    def scanned(self, loops: tuple[Expr, ...]) -> None:
+        """Members of the step that take each running value where it is at hand."""
+        writer, step = self.writer, self.writer.steps[self.number]
+        if step.kind != "scan":
+            return
+        writer.inner = loops
+        for member in step.members[1:]:
+            writer.member(member, writer.at(member.place), self.number)
+        writer.inner = ()
 
     def stored(self, block: Block) -> SSAValue:
         self.block(block)

@@ -18,7 +18,8 @@ from .types import Group, Member
 
 @dataclass
 class FusedLoop:
-    """One loop of the fused nest: kind "scalar" (no loop), "for", "reduce" or "whole" (a member with its own loops inside)."""
+    """One loop of the fused nest: kind "scalar" (no loop), "for", "reduce", "scan" (the first member; the others run where its running
+    values are at hand) or "whole" (a member with its own loops inside)."""
 
     kind: str
     sizes: tuple[Expr, ...]
@@ -68,11 +69,13 @@ class GroupSteps:
             kind, sizes = ("for", member.inner) if member.inner else ("scalar", ())
         elif reduce is not None and not member.inner:
             kind, sizes = "reduce", reduce.loop_sizes
+        elif (scan := info.scan) is not None and not member.inner:
+            kind, sizes = "scan", scan.loop_sizes
         else:
             kind, sizes = "whole", member.inner
         earliest = self._earliest(member, sizes)
         number = next(
-            (k for k in range(earliest, len(self.steps)) if kind != "whole" and self._fits(self.steps[k], kind, sizes)), len(self.steps)
+            (k for k in range(earliest, len(self.steps)) if self._fits(self.steps[k], kind, sizes)), len(self.steps)
         )
         if number == len(self.steps):
             self.steps.append(FusedLoop(kind, sizes))
@@ -83,14 +86,22 @@ class GroupSteps:
         for k, r in enumerate(info.op.results):
             out = info.out_args[k]
             stored = [w for w in info.writes if w.tensor is out]
-            index = self.placed(self.group, member, stored[0].index) if len(stored) == 1 else ()
+            index = self.placed(self.group, member, self._stored_at(info, stored[0].index)) if len(stored) == 1 else ()
             self.locals[r] = Local(member, index, number)
 
     @staticmethod
+    def _stored_at(info: NestInfo, index: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """An index over the loops of a nest where a scan has one loop, not one for its elements and one for the running values."""
+        if info.scan is None:
+            return index
+        loops = len(info.sizes)
+        return tuple(dims_subs(e, [*(dim(k) for k in range(loops)), dim(loops), dim(loops)]) for e in index)
+
+    @staticmethod
     def _fits(step: FusedLoop, kind: str, sizes: tuple[Expr, ...]) -> bool:
-        if step.sizes != sizes or step.kind == "whole":
+        if step.sizes != sizes or kind in ("whole", "scan"):
             return False
-        return step.kind == kind or {step.kind, kind} == {"for", "reduce"}
+        return step.kind == kind or (step.kind, kind) in (("for", "reduce"), ("reduce", "for"), ("scan", "for"))
 
     def _earliest(self, member: Member, sizes: tuple[Expr, ...]) -> int:
         """The first step in which everything that the member reads from the group is known."""
@@ -136,7 +147,12 @@ class GroupSteps:
 
     def _in_loop(self, local: Local, sizes: tuple[Expr, ...]) -> bool:
         """Whether the value of `local` can be had as a scalar inside its step's loop over `sizes`."""
-        return self.steps[local.step].sizes == sizes and not local.member.info.has_loops and self.steps[local.step].kind != "whole"
+        return self.steps[local.step].sizes == sizes and self.is_inside(local)
+
+    def is_inside(self, local: Local) -> bool:
+        """Whether a tensor has one value in each iteration of its step's loop."""
+        kind = self.steps[local.step].kind
+        return kind == "scan" or (kind != "whole" and not local.member.info.has_loops)
 
     def _local_reads(self, member: Member) -> list[tuple[SSAValue, tuple[Expr, ...] | None]]:
         """Reads of the group's own tensors, through inlined producers too, each place once."""
@@ -184,7 +200,7 @@ class GroupSteps:
         local = self.locals[tensor]
         late: list[tuple[Member, tuple[Expr, ...] | None]] = []
         for member, index in self.all_reads().get(tensor, ()):
-            same = self.step_of[id(member)] == local.step and index == local.index and not local.member.info.has_loops
+            same = self.step_of[id(member)] == local.step and index == local.index and self.is_inside(local)
             if not same and not (self.is_scalar(tensor) and index == local.index):
                 late.append((member, index))
         return late

@@ -347,7 +347,7 @@ class Body:
     @contextmanager
     def inner(self, op: Operation, region: Region, sizes: Sequence[Expr]) -> Iterator[tuple[Expr, ...]]:
         """Build inside the block of `region` of `op` (whose first arguments are loop indices over `sizes`); gives their dimensions. The op
-        is appended when its (first) block is complete, with the location that was the body's at the beginning."""
+        is appended when its block (each of its blocks) is complete, with the location that was the body's at the beginning."""
         depth, env, location = len(self.indices), self.env, self.location
         block = region.blocks[0]
         self.blocks.append(block)
@@ -369,3 +369,6 @@ class Body:
         del self.indices[depth:]
         if op.parent is None:
             self.append(op)
+        elif self.blocks[-1].last_op is not op:
+            op.detach()  # what floated out of a second region stands before it
+            self.blocks[-1].add_op(op)

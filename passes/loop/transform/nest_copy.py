@@ -131,6 +131,10 @@ class NestCopy:
             self.place[op.do_block.args[0]] = dims[0]
             self.values.update(zip(op.do_block.args[1:], new.do_block.args[1:], strict=True))
             self.block(op.do_block)
+            self.scanned(tuple(dims))
+
+    def scanned(self, loops: tuple[Expr, ...]) -> None:
+        """What is added to what is done with each running value of a scan."""
 
 
 _INDEX_START: dict[type[Operation], int] = {loop.LoadOp: 1, loop.StoreOp: 2, loop.IndexOp: 0}

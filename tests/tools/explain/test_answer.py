@@ -21,14 +21,14 @@ def told(function, *args, **settings):
 
 
 def scan_then_scale(x):
-    return torch.cumsum(x, 0) * 2 + x
+    return torch.cumsum(x, 0).flip(0) * 2 + x
 
 
 def test_it_begins_with_the_time_and_the_slowest_steps():
-    found = told(lambda x: torch.sort(x.exp())[0] + 1, torch.randn(64, 32))
+    found = told(lambda x: torch.sort(x.exp())[0] + 1, torch.randn(4, 1100))
     lines = str(found).splitlines()
     total = sum(s.predicted_us for g in found.graphs for s in g.steps)
-    assert re.fullmatch(r"Predicted [\d.e+]+ [um]s on 2 threads: 4 steps in 1 graph, .* read, .* written, at most .* alive\.", lines[2])
+    assert re.fullmatch(r"Predicted [\d.e+]+ [um]s on 2 threads: 3 steps in 1 graph, .* read, .* written, at most .* alive\.", lines[2])
     assert lines[3].endswith("no graph breaks.") and len(lines) < 30
     assert lines[4:8] == ["", "Steps, the slowest first", "------------------------", lines[7]]
     first = max(found.graphs[0].steps, key=lambda s: s.predicted_us)

@@ -131,7 +131,7 @@ def test_updates_and_library_calls_are_told():
         a.index_put_((i,), v)
         return torch.sort(v)[0]
 
-    (graph,) = told(update, torch.randn(16, 300), torch.tensor([1, 3]), torch.randn(2, 300)).graphs
+    (graph,) = told(update, torch.randn(16, 1100), torch.tensor([1, 3]), torch.randn(2, 1100)).graphs
     assert graph.updated == ["arg0_1"]
     assert "add writes the argument arg0_1 itself" in graph.in_place
     assert [s.label for s in graph.steps if s.kind == "call"] == ["sort"]
