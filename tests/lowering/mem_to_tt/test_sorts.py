@@ -7,6 +7,7 @@ import torch
 from sorted_rows import assert_sorted, rows_of
 
 from stepwell.dialects.mem import ExternOp
+from stepwell.dialects.tt.memory import StoreOp
 from stepwell.lowering.mem_to_tt.program.sorts import exchanges
 from stepwell.tools.interpret.loop import run_loop
 
@@ -27,6 +28,14 @@ def test_rows_are_sorted_on_chip(dtype, shape, d, descending):
     module = lowered(lambda x: x.sort(dim=d, stable=True, descending=descending), x)
     assert len(kernels(module)) <= (1 if d else 2) and not found(module, ExternOp)
     assert_sorted(*run_loop(module, [x], [], []), x, d, descending)
+
+
+def test_only_what_is_wanted_of_sorted_rows_is_stored():
+    """What reads the integers in order, or other running values of a scan, runs where they are at hand."""
+    (kernel,) = kernels(lowered(lambda x: x.sort(dim=1, stable=True), torch.empty(3, 64)))
+    assert len(found(kernel, StoreOp)) == 2
+    (kernel,) = kernels(lowered(lambda x: x.cumsum(1) * 2 + x, torch.empty(3, 64)))
+    assert len(found(kernel, StoreOp)) == 1
 
 
 def test_sampling_of_the_likeliest_is_one_kernel():
