@@ -87,7 +87,7 @@ class GpuCarryReductions(Pass):
                 work.undo()
             self.remark(nest, f"reductions of its elements stay apart: {refused}", kind="missed")
             return
-        position[work.made] = position[nest]
+        position[work.made] = position[work.first]
         position.update((copy, position[reader]) for reader, copy in work.copies.items())
         work.finish()
         self.remark(work.made, f"begins {len(work.found)} reductions of its elements: {prices}", kind="applied")
@@ -114,8 +114,8 @@ class _Reduction:
     slice: Sequence[Operation]
 
     @staticmethod
-    def of(nest: loop.NestOp, op: loop.ReduceOp, position: Mapping[Operation, int]) -> _Reduction:
-        """Raises Refused where the nest that multiplies cannot begin the reduction."""
+    def of(nest: loop.NestOp, op: loop.ReduceOp, position: Mapping[Operation, int], first: Operation) -> _Reduction:
+        """Raises Refused where the nest that multiplies, in front of the operation `first`, cannot begin the reduction."""
         reader = op.parent_op()
         computes = all(not o.regions and not isinstance(o, loop.StoreOp) for o in op.block.ops)
         if not isinstance(reader, loop.NestOp) or len(op.loop_sizes) != 1 or not computes:
@@ -127,7 +127,7 @@ class _Reduction:
         own = [o for o in loads if o.source in nest.results]
         if any(o.regions for o in before):
             raise Refused("one needs another one")
-        if any(o.parent is not op.block for o in own) or any(_is_late(o.source, position, nest) for o in loads if o not in own):
+        if any(o.parent is not op.block for o in own) or any(_is_late(o.source, position, first) for o in loads if o not in own):
             raise Refused("one needs more than elements of the product, and what is there before it")
         places = {_place(o) for o in own}
         place = places.pop()
@@ -159,10 +159,31 @@ def _place(load: loop.LoadOp) -> tuple[SSAValue | None, ...] | None:
     return tuple(operands[e.index] if isinstance(e, Dim) else None for e in results)
 
 
-def _is_late(tensor: SSAValue, position: Mapping[Operation, int], nest: loop.NestOp) -> bool:
-    """Whether a tensor is made behind a nest, or by it."""
+def _is_late(tensor: SSAValue, position: Mapping[Operation, int], first: Operation) -> bool:
+    """Whether a tensor is not there yet in front of an operation."""
     owner = tensor.owner
-    return not isinstance(owner, Block) and (owner not in position or position[owner] >= position[nest])
+    return not isinstance(owner, Block) and (owner not in position or position[owner] >= position[first])
+
+
+def _first_reader(nest: loop.NestOp, position: Mapping[Operation, int]) -> Operation:
+    """The first operation of the function that needs what a nest makes: the nest may stand right in front of it."""
+    readers: set[Operation] = set()
+    for use in (use for result in nest.results for use in result.uses):
+        op: Operation | None = use.operation
+        while op is not None and op.parent is not nest.parent:
+            op = op.parent_op()
+        if op is not None:
+            readers.add(op)
+    return min(readers, key=position.__getitem__)
+
+
+def _move(op: Operation, place: Operation) -> None:
+    """Put an operation right in front of another one of its block."""
+    block = op.parent
+    assert block is not None
+    if op.next_op is not place:
+        op.detach()
+        block.insert_op_before(op, place)
 
 
 @dataclass
@@ -177,6 +198,10 @@ class _Carrying:
     sizes: Sizes
     hints: Mapping[str, int]
     gpu: Gpu
+    first: Operation
+    """What needs the products first: in front of it more is there than where the nest stands."""
+    behind: Operation
+    """What follows the nest as it was."""
     new: loop.NestOp | None = None
     """The nest that begins them; `memory` holds the states of each, `kept` are the results of the products that others read."""
     memory: list[list[SSAValue]] = field(default_factory=list)
@@ -187,6 +212,9 @@ class _Carrying:
     def of(nest: loop.NestOp, position: Mapping[Operation, int], module: ModuleOp, gpu: Gpu) -> _Carrying | None:
         """None where nothing reduces what the nest makes. Raises Refused where that cannot be carried."""
         readers = dict.fromkeys(op.parent_op() for op in _reductions(nest))
+        if not readers or (behind := nest.next_op) is None:
+            return None
+        first = _first_reader(nest, position)
         copies = {reader: _copy(reader) for reader in readers if isinstance(reader, loop.NestOp)}
         for copy in copies.values():
             merge_pairs(copy)
@@ -195,7 +223,7 @@ class _Carrying:
         found, refused = list[_Reduction](), Refused("one is not the nest's own")
         for op in possible:
             try:
-                found.append(_Reduction.of(nest, op, position))
+                found.append(_Reduction.of(nest, op, position, first))
             except Refused as reason:
                 refused = reason
         found = [one for one in found if one.reduced == found[0].reduced]
@@ -204,7 +232,7 @@ class _Carrying:
         if possible and not found:
             raise refused
         symbols, hints = symbol_facts(module)
-        return _Carrying(nest, copies, found, symbols, Sizes(hints), symbol_hints(module), gpu) if found else None
+        return _Carrying(nest, copies, found, symbols, Sizes(hints), symbol_hints(module), gpu, first, behind) if found else None
 
     @property
     def made(self) -> loop.NestOp:
@@ -239,6 +267,7 @@ class _Carrying:
     def write(self) -> None:
         """Make the nest that begins the reductions, and readers that end them. Raises Refused."""
         reason = Refused("no block of it has registers for what is computed of the product")
+        _move(self.nest, self.first)
         for length in self.lengths():
             try:
                 self._write(length)
@@ -367,6 +396,7 @@ class _Carrying:
 
     def undo(self) -> None:
         """Leave all as it was."""
+        _move(self.nest, self.behind)
         for copy in self.copies.values():
             erase_op(copy)
         if self.new is not None:

@@ -13,6 +13,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from stepwell.dialects import loop, nd
 from stepwell.dialects.machine import MACHINE, MachineAttr
+from stepwell.dialects.nd.types import tensor_type
 from stepwell.dialects.tt.compute import DotOp
 from stepwell.dialects.tt.memory import StoreOp
 from stepwell.dialects.tt.structure import FuncOp
@@ -348,7 +349,11 @@ def test_scores_that_others_need_are_computed_for_them_again(function):
     args = [torch.empty(2, 16, 1024, 64, dtype=BF16, device="meta") for _ in range(3)]
     module, remarks = lowered(function, *args, stages=("nd", "loop"))
     assert [r.kind for r in remarks] == ["applied"], [r.message for r in remarks]
-    assert len([op for op in module.walk() if isinstance(op, loop.NestOp)]) == 2
+    nests = [op for op in module.walk() if isinstance(op, loop.NestOp)]
+    if function is entropy:  # the product that is computed again begins the sums
+        assert len(nests) == 3 and all(math.prod(map(int, tensor_type(r).dims)) < 2 * 16 * 1024 * 1024 for op in nests for r in op.results)
+    else:
+        assert len(nests) == 2
 
 
 def test_scores_of_one_row_alone_are_not_carried():

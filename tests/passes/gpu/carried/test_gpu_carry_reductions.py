@@ -47,6 +47,11 @@ def behind(x, w):
     return (F.relu(x @ w + w[0]) * x[:, :1]).abs().amax(-1)
 
 
+def computed_later(x, w):
+    y = (x @ w).float()
+    return (y * x.float().exp().sum(-1, keepdim=True)).amax(-1)
+
+
 # Program, whether the product itself is stored.
 PROGRAMS = {
     "maxima": (lambda x, w: (x @ w).float().amax(-1), False),
@@ -58,8 +63,9 @@ PROGRAMS = {
     "extremes of columns": (lambda x, w: (x @ w).amin(0), False),
     "places": (lambda x, w: (x @ w).float().argmax(-1), False),
     "an epilogue": (behind, False),
+    "a number of rows behind the product": (computed_later, False),
 }
-FEW = ("maxima, stored", "softmax", "columns")
+FEW = ("maxima, stored", "softmax", "columns", "a number of rows behind the product")
 SIZES = [(70, 100, 48), pytest.param((65, 512, 40), marks=pytest.mark.spread), pytest.param((130, 264, 72), marks=pytest.mark.spread)]
 
 
