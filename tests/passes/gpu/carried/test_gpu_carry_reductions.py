@@ -49,7 +49,7 @@ def behind(x, w):
 
 def computed_later(x, w):
     y = (x @ w).float()
-    return (y * x.float().exp().sum(-1, keepdim=True)).amax(-1)
+    return (y * w.float().exp().sum(0)).amax(-1)
 
 
 # Program, whether the product itself is stored.
@@ -63,9 +63,9 @@ PROGRAMS = {
     "extremes of columns": (lambda x, w: (x @ w).amin(0), False),
     "places": (lambda x, w: (x @ w).float().argmax(-1), False),
     "an epilogue": (behind, False),
-    "a number of rows behind the product": (computed_later, False),
+    "numbers of columns behind the product": (computed_later, False),
 }
-FEW = ("maxima, stored", "softmax", "columns", "a number of rows behind the product")
+FEW = ("maxima, stored", "softmax", "columns", "numbers of columns behind the product")
 SIZES = [(70, 100, 48), pytest.param((65, 512, 40), marks=pytest.mark.spread), pytest.param((130, 264, 72), marks=pytest.mark.spread)]
 
 
