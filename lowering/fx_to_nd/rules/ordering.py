@@ -27,11 +27,10 @@ from ..core.registry import rule
 
 aten = torch.ops.aten
 
-_LONGEST_ROWS = {"cpu": 1024, "cuda": 0}
-"""Elements of a row up to which it is sorted by `nd.scan` (docs/lab/constants.md). On GPUs ranks are counted: of its kernels there only two
-programs have been run on a GPU, and of one of these the results differed from eager's by more than was understood."""
+_LONGEST_SORTED_ROW = 1024
+"""Elements of a row up to which it is sorted by `nd.scan` (docs/lab/constants.md)."""
 _LONGEST_RANKED_ROWS = {"cpu": 128, "cuda": 64}
-"""Elements of a row up to which counting ranks is faster than the library's sort."""
+"""The same of elements for which that has no room beside their places, whose ranks are counted."""
 _LONGEST_SEARCHED_ROW = 64
 """The same where some elements of a row are wanted, which the library need not sort for."""
 _MOST_LARGEST = 8
@@ -110,7 +109,7 @@ class _Packing(NamedTuple):
             key_bits, zero_bits = dtype.width.data + unsigned, 0
         place_bits = (size - 1).bit_length()
         bits = key_bits + place_bits + zero_bits
-        return _Packing(i32 if bits <= 32 else i64, place_bits, zero_bits) if bits <= 64 else None
+        return _Packing(i32 if bits <= 32 else i64, place_bits, zero_bits) if key_bits < 64 and bits <= 64 else None
 
     def packed(self, b: Importer, x: SSAValue, d: int, descending: bool) -> SSAValue:
         """The integers of rows along `d`."""
@@ -142,12 +141,11 @@ def _sort(b: Importer, x: SSAValue, d: int, descending: bool) -> Any:
     if not b.rank(x):
         return x, b.full(0, i64)
     d %= b.rank(x)
-    device = "cpu" if b.on_cpu else "cuda"
-    packing = _Packing.of(b.dtype(x), int(b.dims(x)[d])) if _short(b, x, d, _LONGEST_ROWS[device]) else None
+    packing = _Packing.of(b.dtype(x), int(b.dims(x)[d])) if _short(b, x, d, _LONGEST_SORTED_ROW) else None
     if packing is not None:
         (found,) = b.scan("sort", packing.packed(b, x, d, bool(descending)), d)
         return packing.unpacked(b, found, b.dtype(x), bool(descending))
-    return _sorted(b, x, d, bool(descending)) if _short(b, x, d, _LONGEST_RANKED_ROWS[device]) else NotImplemented
+    return _sorted(b, x, d, bool(descending)) if _short(b, x, d, _LONGEST_RANKED_ROWS["cpu" if b.on_cpu else "cuda"]) else NotImplemented
 
 
 @rule(aten.sort.default)

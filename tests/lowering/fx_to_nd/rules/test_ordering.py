@@ -34,6 +34,8 @@ def test_sort_of_small_and_long_rows(check):
     assert not check(lambda x: x.sort(1), torch.randn(2, 1024)).counts.extern
     assert check(lambda x: x.sort(0), torch.randn(1025)).counts.extern == 1
     assert check(lambda x: x.sort(0), torch.randn(300).double()).counts.extern == 1
+    for dtype in (torch.int64, torch.float64, torch.int8):
+        assert not check(lambda x: torch.sort(x, dim=1, stable=True), torch.ones(2, 1, dtype=dtype)).counts.extern
     check(lambda x: x.sort(-1), torch.randn(0, 3))
     check(lambda x: x.sort(0), torch.randn(0, 3))
     check(lambda x: x.sort(dim=1, stable=True), torch.randn(4, 3), dynamic=True)
