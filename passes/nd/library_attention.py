@@ -66,16 +66,19 @@ def priced_attention(func: FuncOp, gpu: Gpu, hints: Mapping[str, int]) -> list[P
 
 
 def cheaper_generated(found: Sequence[PricedAttention], others_ns: float, others: int, recorded: bool) -> list[PricedAttention]:
-    """Those of a function's calls that are to be spelled out. `others_ns`, `others`: what the device takes for its other products, and how
-    many they are; `recorded`: the host's time does not count."""
+    """Those of a function's calls that are to be spelled out, alike ones all or none: equal layers are planned once. `others_ns`, `others`:
+    what the device takes for its other products, and how many they are; `recorded`: the host's time does not count."""
     device = others_ns + sum(one.library_ns for one in found)
     host = others * HOST_CALLS.product_ns + len(found) * HOST_CALLS.attention_ns
     chosen: list[PricedAttention] = []
+    alike: dict[tuple[float, float], list[PricedAttention]] = {}
     for one in sorted(found, key=lambda one: one.generated_ns - one.library_ns):
-        more, less = one.generated_ns - one.library_ns, HOST_CALLS.attention_ns - HOST_CALLS.launch_ns
+        alike.setdefault((one.library_ns, one.generated_ns), []).append(one)
+    for (library, generated), those in alike.items():
+        more, less = len(those) * (generated - library), len(those) * (HOST_CALLS.attention_ns - HOST_CALLS.launch_ns)
         if more > 0 and (recorded or max(host - less, device + more) >= max(host, device)):
             break
-        chosen.append(one)
+        chosen += those
         device, host = device + more, host - less
     return chosen
 
