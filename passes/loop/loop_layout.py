@@ -258,7 +258,7 @@ class _Problem:
     def _view(self, op: nd.IndexViewOp) -> None:
         """A view lies as rows of its source do, and is read along its last dimension."""
         index = op.map.data.results
-        by_channels = op.operands[0] not in self.owner and bool(index) and dim(1) in free_dims(index[-1])
+        by_channels = op.operands[0] not in self.owner and bool(index) and _is_next(index[-1], dim(1))
         self._own(op.result, _LAST if by_channels else _ROWS)
         if len(index) == 4 and any(isinstance(use.operation, loop.ContractOp) for use in op.result.uses):
             self._pay_factor(op.operands[0], index, tensor_type(op.result).rank - 1)
@@ -294,7 +294,7 @@ class _Problem:
         if a.stores or not a.index or store is None or len(store.index) != 4 or self._bytes(a.shaped) < self._bytes(op.results[0]):
             return
         for place, side in ((1, _LAST), (3, _ROWS)):
-            if _moves(a, store, -1, place):
+            if isinstance(step := store.index[place], Dim) and _is_next(a.index[-1], step):
                 self.cut.edge(stored, side, self.prices.across_ns_per_byte * self._bytes(a.shaped))
                 return
 
@@ -313,8 +313,19 @@ class _Problem:
 def _steps(e: Expr, along: Dim) -> bool:
     """Whether an index is another one at the second place along a dimension than at the first: the channel of a window's term is, and
     the pixel, which is counted in whole windows of channels, is not."""
+    return _first_step(e, along) is not ZERO
+
+
+def _is_next(e: Expr, along: Dim) -> bool:
+    """Whether an index is the next one at the second place along a dimension: the element of a head is, and the head, which is that of many
+    elements, is not."""
+    return _first_step(e, along) is ONE
+
+
+def _first_step(e: Expr, along: Dim) -> Expr:
+    """How far an index is at the second place along a dimension from where it is at the first."""
     first: dict[Expr, Expr] = dict.fromkeys(free_dims(e), ZERO)
-    return along in first and e.subs({**first, along: ONE}) is not e.subs(first)
+    return e.subs({**first, along: ONE}) - e.subs(first) if along in first else ZERO
 
 
 @dataclass
@@ -328,11 +339,11 @@ class _Access:
     """Whether it is a factor of products that are added up."""
 
     def is_convolved(self) -> bool:
-        """Whether products are added up over channels, or over windows of pixels."""
+        """Whether products are added up over channels, or over windows of pixels. Where a channel is that of many terms, rows are read."""
         if not self.multiplied:
             return False
         windows = any(free_dims(e) & self.around and free_dims(e) - self.around for e in self.index[2:])
-        return windows or bool(free_dims(self.index[1]) - self.around)
+        return windows or any(_steps(self.index[1], term) for term in free_dims(self.index[1]) - self.around)
 
 
 def _out_number(nest: loop.NestOp, argument: SSAValue) -> int:

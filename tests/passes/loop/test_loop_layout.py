@@ -194,3 +194,17 @@ def test_a_nest_with_images_in_both_orders_turns_those_with_channels_in_front(ta
     assert all(tuple(map(str, t.stride_exprs)) == ("22400", "800", "40", "1") for t in pixels)
     if target == "gpu":
         assert pixels and "[22400, 1, 800, 40]" in str(module)
+
+
+@pytest.mark.parametrize("target", ["gpu", "cpu"])
+def test_heads_are_no_channels(target):
+    """LY-06: the columns of a matrix are elements of heads; a head is not the next number to another one."""
+    def attend(x, w, o, image, kernel):
+        heads = (x @ w).view(1, 64, 16, 128).transpose(1, 2)
+        weighed = torch.softmax(heads.cumsum(-1), -1)
+        return weighed.transpose(1, 2).reshape(64, 2048) @ o, F.conv2d(image, kernel, padding=1).relu() * 2
+
+    image, kernel = (torch.empty(*s).to(memory_format=torch.channels_last) for s in ((1, 64, 56, 56), (64, 64, 3, 3)))
+    args = [torch.empty(*s) for s in ((64, 256), (256, 2048), (2048, 64))]
+    text = str(lower(attend, *args, image, kernel, to="mem", target=target).module)
+    assert "1 x 16 x 64 x 128" in text and "[131072, 1, 2048, 16]" not in text
