@@ -86,7 +86,8 @@ def test_what_the_runtimes_need_of_others_is_looked_for():
     assert {name for name in wanted if not name.startswith("llvm.")} <= symbols.symbols().keys()
     for hip, known in ((False, gpu_runtime.DRIVER_SYMBOLS), (True, gpu_runtime.HIP_SYMBOLS)):
         declared = {name for _, name, _ in DECLARED.findall(gpu_runtime.gpu_runtime_text(hip))}
-        assert {name for name in declared if not name.startswith("llvm.")} == known
+        assert {name for name in declared if not name.startswith("llvm.")} == known | gpu_runtime.TENSOR_SYMBOLS
+    assert gpu_runtime.TENSOR_SYMBOLS <= symbols.symbols().keys()
 
 
 def test_several_files_are_one_module(tmp_path):

@@ -252,8 +252,10 @@ def _weighs(load: loop.LoadOp) -> bool:
     if not any(map(any, sides)) or any(map(all, sides)):
         return False
     others = [v for op, inside in zip(products, sides, strict=True) for v, depends in zip(op.operands, inside, strict=True) if not depends]
-    weighed = {i for op in needed(others, reduce.block) if isinstance(op, loop.LoadOp) for i in _indices(op)}
-    return reduce.indices[0] in _indices(load) and not _indices(load) <= weighed
+    # rows that are weighed have columns, which a weight has not; what belongs to the weight's row or term stands beside it
+    own = _indices(load)
+    rows = [i for op in needed(others, reduce.block) if isinstance(op, loop.LoadOp) and (i := _indices(op)) - own]
+    return reduce.indices[0] in own and not own <= set[SSAValue]().union(*rows)
 
 
 def _indices(load: loop.LoadOp) -> set[SSAValue]:

@@ -114,13 +114,16 @@ MAP_BYTES = 128
 EXTRA_ARGUMENTS = 4
 """Null pointers after a kernel's own arguments: scratch memory that Triton's kernels may take (two in 3.6), which ours do not use."""
 
+TENSOR_SYMBOLS = frozenset(("aoti_torch_get_data_ptr", "aoti_torch_get_dim", "aoti_torch_get_sizes", "aoti_torch_get_strides"))
+"""What products ask of their tensors: functions of torch that every runtime has (../symbols.py)."""
+
 DRIVER_SYMBOLS = frozenset(
     (
         "aoti_torch_create_cuda_guard", "aoti_torch_delete_cuda_guard", "aoti_torch_get_current_cuda_stream", "cuCtxGetCurrent",
         "cuCtxSetCurrent", "cuDevicePrimaryCtxRetain", "cuLaunchKernelEx", "cuTensorMapEncodeTiled", "torch_from_blob",
     )
 )  # fmt: skip
-"""What the functions call."""
+"""What the functions call of the driver, and of torch around launches."""
 
 HIP_SYMBOLS = frozenset(
     (
