@@ -102,6 +102,12 @@ class CublasLt:
         self._workspaces: dict[tuple[int, int], Any] = {}
         self._lock = threading.Lock()
 
+    def machine(self, device: str) -> str:
+        """See ProductLibrary."""
+        import torch
+
+        return f"{torch.cuda.get_device_name(device)} {self.name}"
+
     def prepared(self, context: int, problem: Problem, bias: int) -> Prepared | None:
         """See ProductLibrary."""
         made = _Prepared(self)

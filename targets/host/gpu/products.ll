@@ -115,10 +115,10 @@ other:
   %next = load ptr, ptr %node
   br label %look
 found:
-  %mp = getelementptr i64, ptr %node, i64 1
+  %mp = getelementptr i64, ptr %node, i64 $NODE_MATMUL
   %matmul = load ptr, ptr %mp
   %torch = icmp eq ptr %matmul, null
-  %low = and i64 %together, 15
+  %low = and i64 %together, $PRODUCT_LOW_BITS
   %unaligned = icmp ne i64 %low, 0
   %leave = or i1 %torch, %unaligned
   br i1 %leave, label %unplanned, label %take
@@ -142,32 +142,32 @@ bias:
   br i1 %kept, label %run, label %set
 set:
   store ptr %biasaddress, ptr %heldp
-  %setp = getelementptr i64, ptr %node, i64 2
+  %setp = getelementptr i64, ptr %node, i64 $NODE_SET
   %setter = load ptr, ptr %setp
-  %dsp = getelementptr i64, ptr %node, i64 4
+  %dsp = getelementptr i64, ptr %node, i64 $NODE_DESCRIPTOR
   %ds = load ptr, ptr %dsp
   %scode = call i32 %setter(ptr %ds, i32 $BIAS_POINTER, ptr %heldp, i64 8)
   br label %run
 run:
-  %lp = getelementptr i64, ptr %node, i64 3
+  %lp = getelementptr i64, ptr %node, i64 $NODE_HANDLE
   %lt = load ptr, ptr %lp
-  %descp = getelementptr i64, ptr %node, i64 4
+  %descp = getelementptr i64, ptr %node, i64 $NODE_DESCRIPTOR
   %desc = load ptr, ptr %descp
-  %l0p = getelementptr i64, ptr %node, i64 5
+  %l0p = getelementptr i64, ptr %node, i64 $NODE_LAYOUTS
   %l0 = load ptr, ptr %l0p
-  %l1p = getelementptr i64, ptr %node, i64 6
+  %l1p = getelementptr i64, ptr %l0p, i64 1
   %l1 = load ptr, ptr %l1p
-  %l2p = getelementptr i64, ptr %node, i64 7
+  %l2p = getelementptr i64, ptr %l0p, i64 2
   %l2 = load ptr, ptr %l2p
-  %l3p = getelementptr i64, ptr %node, i64 8
+  %l3p = getelementptr i64, ptr %l0p, i64 3
   %l3 = load ptr, ptr %l3p
-  %algop = getelementptr i64, ptr %node, i64 9
+  %algop = getelementptr i64, ptr %node, i64 $NODE_ALGORITHM
   %algo = load ptr, ptr %algop
-  %workp = getelementptr i64, ptr %node, i64 10
+  %workp = getelementptr i64, ptr %node, i64 $NODE_WORKSPACE
   %work = load ptr, ptr %workp
-  %bytesp = getelementptr i64, ptr %node, i64 11
+  %bytesp = getelementptr i64, ptr %node, i64 $NODE_BYTES
   %bytes = load i64, ptr %bytesp
-  %alpha = getelementptr i64, ptr %node, i64 14
+  %alpha = getelementptr i64, ptr %node, i64 $NODE_FACTORS
   %beta = getelementptr float, ptr %alpha, i64 1
   %x = call ptr @stepwell_gpu_role(ptr %roles, i64 0, ptr %addresses)
   %y = call ptr @stepwell_gpu_role(ptr %roles, i64 1, ptr %addresses)

@@ -190,8 +190,9 @@ class Prepared(Protocol):
 class ProductLibrary(Protocol):
     """What multiplies matrices on a GPU."""
 
-    name: str
-    """Its name and version."""
+    def machine(self, device: str) -> str:
+        """What times depend on: the model of the GPU, the name and version of the library."""
+        ...
 
     def prepared(self, context: int, problem: Problem, bias: int) -> Prepared | None:
         """A problem with a bias at that address (0: none) in the current context; None where it takes no such problem."""
@@ -216,10 +217,10 @@ class ProductPlans:
     def __init__(self, device: str, library: ProductLibrary | None, measures: bool, times: Path):
         self.device = device
         self.library = library
-        self.times = Measurements(times, library.name) if measures and library is not None else None
+        self.times = Measurements(times, library.machine(device)) if measures and library is not None else None
         self._counts: dict[int, int] = {}
         self._nodes: list[_Node] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what is made for a plan may run other code of the thread
 
     def plan(self, call: Call, operands: Sequence[Any], site: int, context: int, stream: int) -> None:
         """Add a node for such tensors to those of a call (products.ll). `operands`: the factors, the result, what is added."""

@@ -73,7 +73,7 @@ class ProductLimit(IntEnum):
     """Two factors, what is added, the result."""
     RANK = 3
     """Dimensions of each."""
-    KEY_WORDS = 30
+    KEY_WORDS = 2 + TENSORS * (1 + 2 * RANK)
     """The context, the stream, and of each tensor how many dimensions it has, their sizes and strides."""
     ALIGNMENT = 16
     """Bytes that the addresses of all are multiples of."""
@@ -166,10 +166,11 @@ def placeholders() -> dict[str, object]:
         "EXTRA_ARGUMENTS": EXTRA_ARGUMENTS,
         "FIRST_OF_SIZES": 1 << SIZES_SHIFT,
         "L2_PROMOTION": DriverCode.L2_PROMOTION.value,
+        "PRODUCT_LOW_BITS": ProductLimit.ALIGNMENT - 1,
         **{f"PRODUCT_{one.name}": one.value for one in ProductLimit if one != ProductLimit.ALIGNMENT},
         "RECORD_HEAD": RECORD_HEAD,
         "SITE_HEAD": SITE_HEAD,
         "VARIANT_BYTES": VARIANT_BYTES,
         **{one.name: one.value for one in (*Refusal, *Variant, *Product)},
-        **{f"NODE_{one.name}": one.value for one in (Node.BIAS, Node.BUSY, Node.KEY, Node.ROLES, Node.WORDS)},
+        **{f"NODE_{one.name}": one.value for one in Node if one != Node.NEXT},
     }

@@ -49,13 +49,14 @@ def activated(value, name):
 class Library:
     """Multiplies where the problem of a description says. `times`: of its algorithms, by their first byte."""
 
-    name = "a library"
-
     def __init__(self, times=(1.0,), workspace=0):
         self.times, self.bytes = times, workspace
         self.problems, self.biases, self.ran, self.released = [], [], [], 0
         self.measurable, self.code = True, 0
         self._matmul, self._set = MATMUL(self.multiply), SET(self.set)
+
+    def machine(self, device):
+        return "a GPU and a library"
 
     def prepared(self, context, problem, bias):
         self.problems.append(problem)
@@ -256,7 +257,7 @@ def test_the_fastest_algorithm_is_kept(tmp_path):
     library = Library(times=(1e-5, 5e-6, 8e-6))
     site = Site("aten.mm.out", library, tmp_path, measures=True)
     assert site(*operands) == 0 and library.ran == [1]
-    (entry,) = json.loads((tmp_path / "products.json").read_text())["a library"].values()
+    (entry,) = json.loads((tmp_path / "products.json").read_text())["a GPU and a library"].values()
     assert entry["algorithm"] == "01" and entry["microseconds"] == [10.0, 5.0, 8.0] and entry["problem"]["type"] == "bfloat16"
     again = Library(times=(1e-5, 2e-5, 1e-7))  # what was measured is not measured again
     assert Site("aten.mm.out", again, tmp_path, measures=True)(*operands) == 0 and again.ran == [1]
