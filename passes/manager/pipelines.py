@@ -45,9 +45,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "loop": (
             "nd-to-loop", "loop-fuse", "gpu-carry-softmax", "gpu-carry-norms", "gpu-carry-groups", "gpu-check-indices",
-            "gpu-gather-sums",
-            "gpu-carry-reductions",
-            "loop-fuse-rows{columns-only}",
+            "gpu-gather-sums", "gpu-carry-reductions", "loop-fuse-rows{columns-only}",
             "loop-recompute", "loop-inline", "loop-layout", "loop-order",
         ),
         "mem": (

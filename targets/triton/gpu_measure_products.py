@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 from xdsl.context import Context
 from xdsl.dialects import func
-from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp, UnitAttr
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
 
 from ...dialects import nd
 from ...dialects.expr import strides_contiguous
 from ...dialects.host import program_of
+from ...dialects.machine import MEASURED_PRODUCTS
 from ...dialects.nd.types import LayoutAttr, TensorType, tensor_type
 from ...errors import StepwellError
 from ...passes.cost.machine import Gpu, machine_of
@@ -50,9 +51,15 @@ LAID_OUT = nd.PermuteOp | nd.ReshapeOp | nd.FullOp | nd.IotaOp
 
 @dataclass(frozen=True)
 class GpuMeasureProducts(NdLibraryProducts):
-    """Makes calls of the library of products and convolutions where that was measured to be faster. Without a GPU the price decides."""
+    """Makes calls of the library of products and convolutions where that was measured to be faster. Without a GPU the price decides. The
+    program is told to measure the library's algorithms for its products when it first computes them."""
 
     name = "gpu-measure-products"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        """See NdLibraryProducts."""
+        op.attributes[MEASURED_PRODUCTS] = UnitAttr()
+        super().apply(ctx, op)
 
     def seconds(self, ctx: Context, module: ModuleOp) -> Seconds | None:
         """See NdLibraryProducts."""
@@ -88,6 +95,8 @@ def measured(
         except StepwellError as error:
             log.info("a product cannot be measured: %s", error)
             return None
+        if inf in times:
+            return None  # it does not fit into the memory that is left: another time it may
         t = tensor_type(one.ops[0].results[0])
         found = {"product": " x ".join(map(str, (*t.dims, t.element_type))), "library": times[0] * 1e6, "generated": times[1] * 1e6}
         known.keep(key, found)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import DictionaryAttr, FloatAttr, ModuleOp, UnitAttr, f64
+from xdsl.dialects.builtin import DictionaryAttr, FloatAttr, ModuleOp, f64
 from xdsl.ir import SSAValue
 from xdsl.parser import Parser
 from xdsl.utils.exceptions import ParseError
@@ -31,7 +31,6 @@ from xdsl.utils.exceptions import ParseError
 from ...dialects import loop
 from ...dialects.expr import Expr, evaluate, free_syms
 from ...dialects.expr.ranges import RangeEnv
-from ...dialects.machine import MEASURED_PRODUCTS
 from ...dialects.mem import BufferType
 from ...dialects.nd.types import element_bytes
 from ...dialects.tt.structure import FuncOp
@@ -73,8 +72,7 @@ _FLOATS = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float
 @dataclass(frozen=True)
 class GpuTune(Pass):
     """Measures candidates for the tile of each nest on the GPU and notes the fastest. Without a GPU it does nothing. See
-    docs/explanation/gpu-tiles.md. The program is told to measure the library's algorithms for its products when it first computes them,
-    unless only what is unsure is measured."""
+    docs/explanation/gpu-tiles.md."""
 
     name = "gpu-tune"
 
@@ -85,8 +83,6 @@ class GpuTune(Pass):
     """Bytes that such a nest moves at least."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        if not self.unsure:
-            op.attributes[MEASURED_PRODUCTS] = UnitAttr()
         gpu = machine_of(op, Gpu)
         timer = device_timer(gpu.device)
         if timer is None:

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from support import import_function, without_data
 
+from stepwell.dialects.machine import MEASURED_PRODUCTS
 from stepwell.passes.manager.errors import PassError
 from stepwell.passes.manager.pass_manager import run
 from stepwell.passes.manager.pipelines import default_pipeline
@@ -115,6 +116,7 @@ def test_what_cannot_be_measured_is_left_to_the_price(monkeypatch, tmp_path):
         pipeline = default_pipeline("gpu")
         pipeline.update(change)
         run(pipeline, module, context())
+        assert (module.attributes.pop(MEASURED_PRODUCTS, None) is not None) == (change is measuring)
         texts.append(str(module))
     assert texts[0] == texts[1] and not known.path.exists()
 
