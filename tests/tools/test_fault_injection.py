@@ -243,6 +243,8 @@ def state():
     thread.start()
     thread.join()
     recorders = len(getattr(counters._records, "open", ()))
+    for making in [t for t in threading.enumerate() if t.name == "stepwell-library"]:  # they end by themselves
+        making.join()
     threads = sorted(t.name for t in threading.enumerate() if t.name.startswith("stepwell"))
     modes = len(_get_current_dispatch_mode_stack())
     return free, recorders, modes, active_run(), gc.get_threshold(), torch.is_grad_enabled(), threads
@@ -265,8 +267,8 @@ def trial(fault, program, dynamic, monkeypatch, caplog, tmp_path):
     recovered = stepwell.counters["recovered"]
     if fault.name in CACHE:  # left out without a word where there is a bypass for it, else once on each level
         assert len(warned) <= 2, warned
-    elif fault.what == "ir":  # what was broken may be gone before the stage ends, whose end verifies
-        assert len(warned) <= 1 and bool(warned) == bool(recovered), (warned, recovered)
+    elif fault.what == "ir":  # what was broken may be gone before the stage ends, whose end verifies; forward and backward fail in their ways
+        assert len(warned) <= 2 and bool(warned) == bool(recovered), (warned, recovered)
     else:
         assert len(warned) == bool(happened) and bool(recovered) == bool(happened), (warned, recovered, happened)
     assert {p.name for p in (tmp_path / "temporary").iterdir() if not p.name.startswith("torchinductor")} <= {"stepwell"}
