@@ -11,7 +11,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ...dialects import cpu, loop
 from ...dialects.cpu.types import ptr
-from ...dialects.expr import Range, as_expr, exact_quotient
+from ...dialects.expr import Range, as_expr, exact_quotient, product
 from ...passes.analysis.dependences import memory_of
 from ...passes.analysis.nest_access import Loop, NestAccess
 from ...passes.cost.nest_cost import SERIAL_NS, Cost, Schedule
@@ -42,9 +42,7 @@ class NestLowering(ThreadedLoops):
     """Lowers one nest into the body of a kernel. With two arguments more than the nest needs, the kernel runs the units of work from the
     first of them to the second, where `units` says then that the nest is made of such."""
 
-    def __init__(
-        self, nest: loop.NestOp, info: NestAccess, schedule: Schedule, cost: Cost, arguments: Arguments, entry: Block
-    ):
+    def __init__(self, nest: loop.NestOp, info: NestAccess, schedule: Schedule, cost: Cost, arguments: Arguments, entry: Block):
         self.nest = nest
         s = State(Builder(entry), info)
         super().__init__(s, schedule, cost)
@@ -231,7 +229,32 @@ class NestLowering(ThreadedLoops):
                 s.leave_lanes()
             b.end_if(whole_block, then, b.end_branch())
 
-        self.rows([blocks, *outer] if self.schedule.windows else [*outer, blocks], body)
+        if self.schedule.windows:
+            self._block_by_block(blocks, outer, body)
+        else:
+            self.rows([*outer, blocks], body)
+
+    def _block_by_block(self, blocks: Loop, outer: list[Loop], body: Callable[[], None]) -> None:
+        """All rows of one block, then those of the next, so that what windows share stays near. Threads share rows, as whoever reads the
+        rows does, and the blocks of a row only where their shares meet."""
+        s, b = self.s, self.s.b
+        if not self.may_share() or not outer or self.few_units or any(one.dim in self.schedule.serial for one in (blocks, *outer)):
+            self.rows([blocks, *outer], body)
+            return
+
+        def chunk(begin: SSAValue, end: SSAValue) -> None:
+            count = s.scalar(blocks.size)
+            (number,) = b.begin_for(b.int(0), count, b.int(1))
+            s.dims[blocks.dim] = number
+            # the rows with begin <= row * count + number < end
+            before = b.sub(b.sub(count, number), b.int(1))
+            (row,) = b.begin_for(*(b.quotient(b.add(bound, before), count) for bound in (begin, end)), b.int(1))
+            self._share(outer, row)
+            body()
+            b.end_for()
+            b.end_for()
+
+        self.parallel(product([*(self.count_of(one) for one in outer), blocks.size]), chunk)
 
     def _vectors(self, one: Loop, span: Span) -> None:
         parts = segments(span, self.schedule.lanes)
@@ -258,9 +281,7 @@ class NestLowering(ThreadedLoops):
         self.parallel(units, chunk)
 
 
-def lower_nest(
-    name: str, nest: loop.NestOp, info: NestAccess, schedule: Schedule, cost: Cost
-) -> tuple[cpu.KernelOp, Arguments]:
+def lower_nest(name: str, nest: loop.NestOp, info: NestAccess, schedule: Schedule, cost: Cost) -> tuple[cpu.KernelOp, Arguments]:
     """A kernel for a nest, and what it takes."""
     kernel, arguments, lowering = _begin(name, nest, info, schedule, cost, part=False)
     lowering.lower()

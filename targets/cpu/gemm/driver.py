@@ -113,7 +113,7 @@ def _entry(plan: BlockPlan | gemm_amx.AmxPlan, symbol: str) -> str:
             wanted = f.max(wanted, 1)
             columns, rows = f.ceil_div("%n", shape.width), f.ceil_div("%m", plan.row_grain)
             batch_parts, rest = best_split(f, wanted, "%batches", f.mul(columns, rows))
-            column_parts, row_parts = best_split(f, rest, columns, rows)
+            column_parts, row_parts = best_split(f, rest, columns, rows, shape.width, "%n")
             slots = f.mul(f.mul(batch_parts, row_parts), column_parts)
             values: list[Value] = [batch_parts, row_parts, column_parts, slots]
             for name, value in zip((*_PARTS, "slots"), values, strict=True):

@@ -31,17 +31,18 @@ def product(spec: GemmSpec):
     return library, library.function(symbol, *[CTYPES[ty] for ty, _ in GEMM_ARGS])
 
 
-def shares(m: int, n: int, k: int, batches: int, threads: int) -> tuple[torch.Tensor, list[int]]:
-    """How often each element [batch, row, column] is finished, and how many register tiles each thread computes; the values are checked."""
+def shares(m: int, n: int, k: int, batches: int, threads: int) -> tuple[torch.Tensor, list[float]]:
+    """How often each element [batch, row, column] is finished, and how many register tiles, the last with fewer columns, each thread
+    computes; the values are checked."""
     spec = GemmSpec("f32", trans_b=True, isa=isa_for(target()).name)
     library, function = product(spec)
     thread = ctypes.c_int32.from_address(library.address("thread"))
     height, width = Shape(spec).isa.rows, Shape(spec).width
-    times, done = torch.zeros(batches, m, n, dtype=torch.int32), [0] * threads
+    times, done = torch.zeros(batches, m, n, dtype=torch.int32), [0.0] * threads
 
     def epilogue(_, batch, row0, row1, col0, col1, tile, ld):
         times[batch, row0:row1, col0:col1] += 1
-        done[thread.value] += -((row0 - row1) // height) * -((col0 - col1) // width)
+        done[thread.value] += -((row0 - row1) // height) * (col1 - col0) / width
 
     generator = torch.Generator().manual_seed(0)
     a, b = torch.randn(batches, m, k, generator=generator), torch.randn(batches, n, k, generator=generator)
@@ -63,6 +64,13 @@ def test_products(shape, threads):
     assert bool((times == 1).all())
     # a share is a number of whole tiles: two more than the rest are little beside the others' where there is much to share
     assert max(done) <= 1.3 * sum(done) / threads + 2, (max(done) * threads / sum(done), done)
+
+
+def test_few_columns_in_the_last_strip():
+    """One of two strips has 8 columns of 72: two threads take rows."""
+    times, done = shares(3000, 72, 24, 1, 2)
+    assert bool((times == 1).all())
+    assert max(done) <= 0.51 * sum(done)
 
 
 @cache
