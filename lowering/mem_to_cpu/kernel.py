@@ -248,7 +248,8 @@ class NestLowering(ThreadedLoops):
             s.dims[blocks.dim] = number
             # the rows with begin <= row * count + number < end
             before = b.sub(b.sub(count, number), b.int(1))
-            (row,) = b.begin_for(*(b.quotient(b.add(bound, before), count) for bound in (begin, end)), b.int(1))
+            first, last = (b.quotient(b.add(bound, before), count) for bound in (begin, end))
+            (row,) = b.begin_for(first, last, b.int(1))
             self._share(outer, row)
             body()
             b.end_for()

@@ -267,7 +267,7 @@ def trial(fault, program, dynamic, monkeypatch, caplog, tmp_path):
     recovered = stepwell.counters["recovered"]
     if fault.name in CACHE:  # left out without a word where there is a bypass for it, else once on each level
         assert len(warned) <= 2, warned
-    elif fault.what == "ir":  # what was broken may be gone before the stage ends, whose end verifies; forward and backward fail in their ways
+    elif fault.what == "ir":  # what was broken may be gone before the stage ends, whose end verifies; each graph may fail in its way
         assert len(warned) <= 2 and bool(warned) == bool(recovered), (warned, recovered)
     else:
         assert len(warned) == bool(happened) and bool(recovered) == bool(happened), (warned, recovered, happened)
