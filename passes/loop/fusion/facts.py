@@ -186,12 +186,16 @@ class NestFacts(Extents):
 
     def readers(self, tensor: SSAValue) -> list[NestInfo]:
         """The nests that read a tensor or compute what reads it, those that are computed in others left out."""
+        inlined = self.inlined
+        direct = self.consumers.get(tensor, ())
+        if all([not i.op.results or i.op.results[0] not in inlined for i in direct]):
+            return list(direct)
         found: dict[Operation, NestInfo] = {}
-        worklist, passed = list(self.consumers.get(tensor, ())), set[SSAValue]()
+        worklist, passed = list(direct), set[SSAValue]()
         while worklist:
             info = worklist.pop()
             value = info.op.results[0] if info.op.results else None
-            if value is None or value not in self.inlined:
+            if value is None or value not in inlined:
                 found[info.op] = info
             elif value not in passed:
                 passed.add(value)
@@ -200,7 +204,16 @@ class NestFacts(Extents):
 
     def forget(self, info: NestInfo) -> list[NestInfo]:
         """Drop what was derived from whether a nest's result is stored; returns the nests that this concerns."""
-        self._users.clear()  # of all that the nest reads, and what is computed in it
+        makers, passed = [info], set[Operation]()
+        while makers:  # of all that the nest reads, and what is computed in it
+            for access in makers.pop().reads:
+                maker = access.tensor.owner
+                if not isinstance(maker, Operation) or maker in passed:
+                    continue
+                passed.add(maker)
+                self._users.pop(self.position[maker], None)
+                if access.tensor in self.inlined:
+                    makers.append(self.inlined[access.tensor])
         worklist = list(self.consumers.get(info.op.results[0], ()))
         found: list[NestInfo] = []
         while worklist:

@@ -38,6 +38,10 @@ class Search:
         self.left = MOVES_PER_NEST * len(plan.infos)
         self.wanted = plan.directives.partners if plan.directives is not None else {}
         self._costs: dict[int, tuple[Group, float]] = {}
+        self._failed: dict[tuple[int, int], int] = {}
+        """Pairs of groups that could not be brought together, and the number of moves that had been made by then."""
+        self.apart: set[tuple[int, ...]] = set()
+        """Ops that cannot share loops, as long as the same values are stored."""
 
     def run(self) -> list[Move]:
         """Make moves until none of those that are looked at saves anything, or the allowance is spent; returns those made."""
@@ -92,7 +96,6 @@ class Search:
         self._put_back(was)
         groups: list[Group] = []
         for places in sets:
-            self.left -= len(places)
             group = self._built(places)
             if group is None:
                 return False
@@ -121,11 +124,18 @@ class Search:
     def _built(self, places: Sequence[int]) -> Group | None:
         """The group of the ops at `places` if they can share loops, members put together in order where they match what is there; else
         without those that need something that did not match, and what is left as a group of its own before it joins."""
-        return self._joined(places, patient=False) or self._joined(places, patient=True)
+        key = tuple(sorted(places))
+        if key in self.apart:
+            return None
+        self.left -= len(places)
+        group = self._joined(key, patient=False) or self._joined(key, patient=True)
+        if group is None:
+            self.apart.add(key)
+        return group
 
     def _joined(self, places: Sequence[int], patient: bool) -> Group | None:
         plan = self.plan
-        group, *waiting = [plan.alone(k) for k in sorted(places)]
+        group, *waiting = [plan.alone(k) for k in places]
         while waiting:
             later: list[Group] = []
             for one in waiting:
@@ -136,7 +146,7 @@ class Search:
                 else:
                     group = joined
             if len(later) == len(waiting):
-                rest = self._joined([k for g in later for k in g.places], patient) if patient and len(later) > 1 else None
+                rest = self._joined(sorted([k for g in later for k in g.places]), patient) if patient and len(later) > 1 else None
                 return None if rest is None else self._pair(group, rest)
             waiting = later
         return group
@@ -179,6 +189,10 @@ class Search:
         second = plan.unit_at[plan.position[attempt.second_op]]
         if not isinstance(first, Group) or not isinstance(second, Group) or first is second:
             return
+        pair = min(first.order, second.order), max(first.order, second.order)
+        if self._failed.get(pair) == len(self.moves):
+            return
+        self._failed[pair] = len(self.moves)
         old, before = (first, second), self.cost(first) + self.cost(second)
         whole = [*first.places, *second.places]
         if self.change(old, before, [whole]):

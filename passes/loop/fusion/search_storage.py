@@ -60,6 +60,7 @@ class StoreOrRecompute:
         else:
             plan.inlined[tensor] = info
         plan.forget_needs(info)
+        self.search.apart.clear()
 
     def _store(self, info: NestInfo, tensor: SSAValue, homes: Sequence[Group]) -> None:
         """Store a value that several groups compute: with one of them, with what makes what it reads, or by itself."""
