@@ -3,10 +3,14 @@ assertions where they belong. Each test is one behaviour of docs/reference/cover
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch._dynamo.testing import CompileCounterWithBackend
+
+import stepwell
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -130,6 +134,27 @@ def test_dy_10_assertions_of_the_user(compiled):
             with pytest.raises(RuntimeError):
                 run(torch.tensor(bad))
         torch.testing.assert_close(run(torch.tensor([0, 9])), fn(torch.tensor([0, 9])))
+
+
+def test_dy_09_floats_that_kernels_read_are_not_fetched(compiled):
+    """DY-12: a number that the caller gets, or an assertion reads, is."""
+
+    def fn(x, y):
+        scale = y.sum().item()
+        return x * scale + (scale * 2 - 1) / math.sqrt(abs(scale) + 1), x > scale
+
+    def returned(x):
+        scale = x.max().item()
+        torch._check(scale < 5)
+        return x / scale, scale * 2
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        x = torch.randn(5, 7)
+        torch.testing.assert_close(compiled(fn, fullgraph=True)(x, x[:2, :1]), fn(x, x[:2, :1]))
+        assert stepwell.counters["extern"] == 0
+        torch.testing.assert_close(compiled(returned, fullgraph=True)(x), returned(x))
+        with pytest.raises(RuntimeError):
+            compiled(returned, fullgraph=True)(x + 9)
 
 
 def test_dy_17_an_equality_is_checked(compiled):

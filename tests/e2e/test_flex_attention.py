@@ -87,6 +87,23 @@ def test_places_behind_the_end_of_a_list_say_nothing():
     assert errors(found[:1], [exact(q, k, v, mask=mask(0, 2))])[0] < 1e-6
 
 
+def test_a_captured_number_may_change():
+    """Dynamo makes a tensor of a float that changes, from which the function takes the number. It refuses to train so."""
+
+    def score(s, cap, i, j):
+        return cap * torch.tanh(s / cap) + (cap * cap - 1) / math.sqrt(cap) * (j - i)
+
+    def program(q, k, v, cap):
+        return flex_attention(q, k, v, lambda s, b, h, i, j: score(s, cap, i, j))
+
+    function = torch.compile(program, backend="stepwell", dynamic=True, fullgraph=True)
+    for cap, rows in ((0.3, 21), (1.7, 34)):
+        q, k, v = numbers(2, 2, rows, 16), numbers(2, 2, 19, 16, seed=1), numbers(2, 2, 19, 16, seed=2)
+        want = exact(q, k, v, score=lambda s, b, h, i, j, cap=cap: score(s, cap, i, j))
+        assert errors([function(q, k, v, cap)], [want])[0] < 1e-6
+    assert [stepwell.counters[name] for name in ("graphs", "extern", "fallback")] == [1, 0, 0]
+
+
 @pytest.mark.long
 def test_other_lengths_need_no_new_graph():
     def function(q, k, v):

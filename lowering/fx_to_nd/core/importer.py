@@ -112,7 +112,7 @@ class Importer(NodeBuilder):
                 seen.append(item)
         names = {s.name for item in seen if not isinstance(item, int) for s in free_unbacked_symbols(item)}
         names |= bound_symbols(node)
-        return names - self.known_unbacked - self.argument_symbols - self.float_symbols.keys()
+        return names - self.known_unbacked - self.argument_symbols - self.float_symbols.keys() - self.float_tensors.keys()
 
     def call(self, node: Node, target: Any, val: Any, defines: bool = False) -> Any:
         """The value of an operator call: by its rule, else by a library call. A call that defines the sizes of its

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 from xdsl.dialects.builtin import (
     ComplexType,
     IntegerType,
@@ -85,6 +85,12 @@ def is_nonoverlapping_dense(sizes: Sequence[Any], strides: Sequence[Any]) -> boo
             return False
         expected *= size
     return True
+
+
+def defines_symbols(graph: Graph) -> bool:
+    """Whether nodes give sizes or numbers that are known at run time alone."""
+    item = torch.ops.aten._local_scalar_dense.default
+    return any("unbacked_bindings" in n.meta or n.target is item for n in graph.nodes)
 
 
 def shape_env(gm: GraphModule) -> Any:

@@ -25,11 +25,9 @@ from . import devices
 from .aliases import write_through
 from .builder import Builder, Dims
 from .errors import GraphImportError
-from .metadata import element_type, shape_env
+from .metadata import defines_symbols, element_type, shape_env
 from .scalars import ScalarValue, SymScalar, scalar_tensor, size_expr, sym_value
 from .tt_functions import kernel_functions
-
-aten = torch.ops.aten
 
 
 @dataclass
@@ -85,11 +83,13 @@ class NodeBuilder(Builder):
         self.known_unbacked: set[str] = set()
         self.defines_sizes = False
         """Whether what is imported now defines size symbols: its calls are made even where only the sizes of their results are used."""
-        self.has_unbacked = any("unbacked_bindings" in n.meta or n.target is aten._local_scalar_dense.default for n in gm.graph.nodes)
+        self.has_unbacked = defines_symbols(gm.graph)
         self.hints: dict[Expr, int] | None = None
         self.ranges: dict[Expr, Range] | None = None
         self.bound_symbols: dict[str, SSAValue] = {}
         self.float_symbols: dict[str, SSAValue] = {}
+        self.float_tensors: dict[str, SSAValue] = {}
+        """Symbols of floats that the graph takes out of tensors (`Tensor.item`): kernels read the tensor, of no dimensions and f64."""
         self.opaque_sizes: dict[Any, Expr] = {}
         self.early_ops = 0
         self.scalar_numbers: dict[Any, ScalarValue] = {}

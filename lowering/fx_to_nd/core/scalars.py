@@ -106,6 +106,9 @@ def _leaf_value(b: NodeBuilder, symbol: sympy.Symbol) -> Any:
     if symbol.is_integer:
         return sym(symbol.name)
     found = b.float_symbols.get(symbol.name)
+    if found is None and symbol.name in b.float_tensors:
+        (found,) = python_call(b, torch.Tensor.item, [b.float_tensors[symbol.name]], ["float"])
+        b.float_symbols[symbol.name] = found
     if found is None:
         raise GraphImportError(f"symbol {symbol.name} of node {b.node.name} is a float that nothing in the graph binds")
     return ScalarValue("float", found)
@@ -147,11 +150,10 @@ def scalar_number(b: NodeBuilder, value: SymScalar) -> ScalarValue:
     """The number itself as an SSA scalar (f64 or i1)."""
     found = b.scalar_numbers.get(value.expr)
     if found is None:
-        if isinstance(value.expr, sympy.Symbol) and value.expr.name in b.float_symbols:
-            result = b.float_symbols[value.expr.name]
-        else:
-            args = [_leaf_value(b, s) for s in _symbols(value.expr)]
-            (result,) = python_call(b, Evaluator(value.expr, value.kind), args, [value.kind])
+        args = [_leaf_value(b, s) for s in _symbols(value.expr)]
+        if value.kind == "float" and isinstance(value.expr, sympy.Symbol) and isinstance(args[0], ScalarValue):
+            return args[0]
+        (result,) = python_call(b, Evaluator(value.expr, value.kind), args, [value.kind])
         found = b.scalar_numbers[value.expr] = ScalarValue(value.kind, result)
     return found
 
@@ -234,6 +236,8 @@ def _wrap(b: NodeBuilder, value: ScalarValue) -> SSAValue:
 
 def _real(b: NodeBuilder, e: Any) -> SSAValue:
     """A real sympy expression in f64, as Python computes it."""
+    if isinstance(e, sympy.Symbol) and e.name in b.float_tensors:
+        return b.float_tensors[e.name]
     if isinstance(e, sympy.Symbol) and e.name in b.float_symbols:
         return _wrap(b, ScalarValue("float", b.float_symbols[e.name]))
     if isinstance(e, (sympy.Float, sympy.Rational, float, int)) or e.is_number:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -13,6 +14,7 @@ from ....dialects import nd
 from ....dialects.expr import strides_contiguous
 from ...control_flow import Body, Program, no_results
 from ..core import devices
+from ..core.metadata import defines_symbols
 
 if TYPE_CHECKING:
     from ..core.importer import Importer
@@ -105,13 +107,14 @@ def inline(b: Importer, fn: Callable[..., Any], args: Any, apart: Collection[Any
     vals = [n.meta["val"] for n in nodes]
     mode = detect_fake_mode(vals)
     assert mode is not None
-    with mode:
+    with mode, patch.object(mode, "allow_scalar_outputs", True):
         traced = make_fx(call, decomposition_table=decomposition_table())(*vals)
     for k, place in enumerate(n for n in traced.graph.nodes if n.op == "placeholder"):
         b.env[place] = b.env[nodes[k]]
     trace = b.node.meta.get("stack_trace")
     outer = b.gm, b.node, b.val, b.location, b.numbers
     b.gm, b.numbers = traced, None
+    b.has_unbacked = b.has_unbacked or defines_symbols(traced.graph)
     b.mixed_devices = b.mixed_devices or any(device != b.torch_device for device in devices.tensor_devices(traced.graph.nodes))
     try:
         for node in traced.graph.nodes:

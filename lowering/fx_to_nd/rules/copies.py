@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from xdsl.dialects.builtin import f64
 from xdsl.ir import SSAValue
 
 from ..calls.externs import operator_call
@@ -51,6 +52,10 @@ def _numbers(b: Importer, *args: Any) -> Any:
         (result,) = python_call(b, read_bool, [args[0]], ["int"], binds=symbol.name)
         b.bind_symbol(symbol.name, result)
         return SymScalar("bool", b.val.node.expr)
+    if isinstance(b.val, torch.SymFloat) and isinstance(args[0], SSAValue) and b.val.node.expr.is_symbol:
+        symbol = b.val.node.expr
+        b.float_tensors[symbol.name] = b.cast(b.reshape(args[0], ()), f64)
+        return SymScalar("float", symbol)
     return NotImplemented
 
 

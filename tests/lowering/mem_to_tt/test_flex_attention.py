@@ -67,6 +67,16 @@ def test_blocks_of_no_list_are_not_read():
     assert error(compiled(lambda q, k, v: flex_attention(q, k, v, block_mask=mask))(q, k, v), want) < 1e-2
 
 
+def test_a_captured_number_may_change():
+    function = torch.compile(
+        lambda q, k, v, cap: flex_attention(q, k, v, lambda s, b, h, i, j: cap * torch.tanh(s / cap)), backend="stepwell", dynamic=True
+    )
+    q, k, v = numbers(1, 2, 21, 16).bfloat16(), numbers(1, 2, 19, 16, seed=1).bfloat16(), numbers(1, 2, 19, 16, seed=2).bfloat16()
+    for cap in (0.3, 1.7):
+        assert error(function(q, k, v, cap), exact(q, k, v, score=lambda s, b, h, i, j, cap=cap: cap * torch.tanh(s / cap))) < 1e-2
+    assert [stepwell.counters[name] for name in ("graphs", "extern", "fallback")] == [1, 0, 0]
+
+
 @pytest.mark.parametrize("rows", [48, 40])
 def test_lengths_that_blocks_do_not_divide(rows):
     mask = create_block_mask(lambda b, h, i, j: (i - j).abs() < 20, None, None, rows, 56, device="cpu", BLOCK_SIZE=16)

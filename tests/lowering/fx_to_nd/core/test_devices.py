@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from stepwell.dialects import host, nd
@@ -21,7 +22,7 @@ def traced(function, *inputs):
     def flat(*args):
         return tuple(pytree.tree_leaves(function(*args)))
 
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()):
         args = [torch.empty(i[0], device=i[1]) if isinstance(i, tuple) else i for i in inputs]
         gm = make_fx(flat, decomposition_table=decomposition_table(), tracing_mode="fake")(*args)
     return import_graph(gm, args)
@@ -48,6 +49,13 @@ def test_one_element_of_the_cpu_is_a_number_of_the_kernel():
     kernels, calls = lowered(lambda x, s: x * s, ((4, 5), "cuda"), ((), "cpu"))
     assert len(kernels) == 1 and calls == ["py"]
     assert [str(t) for t in kernels[0].body.block.arg_types][-1] == "f64"
+
+
+def test_a_float_that_a_kernel_reads_is_fetched_from_the_cpu_alone():
+    """H05"""
+    for device, found in (("cpu", ["py"]), ("cuda", [])):
+        kernels, calls = lowered(lambda x, s: x * (s.item() + 1), ((4, 5), "cuda"), ((), device))
+        assert len(kernels) == 1 and calls == found
 
 
 def test_a_small_constant_of_the_cpu_stands_in_the_kernel():
