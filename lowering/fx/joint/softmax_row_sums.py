@@ -19,7 +19,8 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ...equal_sizes import are_equal
 from ..fx_graphs import VIEWS, Writer, same_sizes, value_of
-from .repeated_scores import Kernels, kernels_for
+from .repeated_scores import HALVES, Kernels, kernels_for
+from .score_sums import balance_sums
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -57,13 +58,15 @@ def shorten_row_sums(gm: GraphModule, kernels: Kernels = kernels_for) -> int:
                 grad = w(aten.view.default, w(product.target, *(_wide(w, x) for x in product.all_input_nodes)), w.sizes(y))
                 for factor in factors:
                     grad = w(aten.mul.Tensor, grad, factor)
-            made = w(aten.mul.Tensor, w.wide(y), w(aten.sub.Tensor, w.wide(grad), sums))
+            made = exact = w(aten.mul.Tensor, w.wide(y), w(aten.sub.Tensor, w.wide(grad), sums))
             if value_of(made).dtype != dtype:
                 made = w(prims.convert_element_type.default, made, dtype)
         if not same_sizes(value_of(made).stride(), value_of(node).stride()):
             continue  # what was added is dead code
         node.replace_all_uses_with(made)
         gm.graph.erase_node(node)
+        if value_of(rows).dtype in HALVES:
+            balance_sums(made, exact, y)
         changed += 1
     if changed:
         gm.graph.eliminate_dead_code()
