@@ -6,6 +6,7 @@ on any machine."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 from collections.abc import Iterator
@@ -26,7 +27,8 @@ class Target:
     vector_bits: int
     """Width of a vector register."""
     flags: frozenset[str]
-    """Of avx2, avx512, avx512dq, avx512bw, avx512bf16, avx512vnni, f16c, fma, sse41, neon, dotprod, i8mm, bf16: those that are there."""
+    """Of avx2, avx512, avx512dq, avx512bw, avx512bf16, avx512vnni, f16c, fma, sse41, neon, dotprod, i8mm, bf16, sve: those that are there.
+    `sve` stands for registers of SVE that have `vector_bits`, more than NEON's; the host has it only by name (`sve256`)."""
     vector_library: bool = True
     """Whether code may call the vector functions that torch brings."""
 
@@ -76,13 +78,14 @@ _LINUX = "x86_64-unknown-linux-gnu"
 _ARM_LINUX = "aarch64-unknown-linux-gnu"
 _NEON_DOT = "+neon,+lse,+rdm,+rcpc,+fullfp16,+dotprod"
 
-_NAMED = {
+_NAMED: dict[str, tuple[str, str, str] | tuple[str, str, str, int]] = {
     "generic-sse": (_LINUX, "x86-64", "+sse2"),
     "avx2": (_LINUX, "haswell", _AVX2),
     "avx512": (_LINUX, "skylake-avx512", _AVX512),
     "neon": (_ARM_LINUX, "generic", "+neon"),
     "neon-dot": (_ARM_LINUX, "neoverse-n1", _NEON_DOT),
     "neon-bf16": (_ARM_LINUX, "neoverse-n1", _NEON_DOT + ",+i8mm,+bf16"),  # not neoverse-v1: LLVM would use its SVE here and there
+    "sve256": (_ARM_LINUX, "neoverse-v1", _NEON_DOT + ",+i8mm,+bf16,+sve", 256),
 }
 
 TARGETS = ("host", *_NAMED)
@@ -132,6 +135,16 @@ def _host() -> Target:
     return _make("host", triple, cpu, features)
 
 
+def _sve_bits() -> int:
+    """Length of this process's SVE registers, which the system may set shorter than the processor's; 0 where it does not say."""
+    get_length, length_mask = 51, 0xFFFF  # PR_SVE_GET_VL, PR_SVE_VL_LEN_MASK of linux/prctl.h
+    try:
+        length = ctypes.CDLL(None).prctl(get_length, 0, 0, 0, 0)
+    except AttributeError:
+        return 0
+    return 8 * (length & length_mask) if length > 0 else 0
+
+
 def arm_features(cpuinfo: str = "/proc/cpuinfo") -> list[str]:
     """What LLVM does not tell of an Arm host, as features of LLVM's; nothing where the system does not say."""
     try:
@@ -142,12 +155,13 @@ def arm_features(cpuinfo: str = "/proc/cpuinfo") -> list[str]:
     return [f"+{name}" for word, name in _ARM_FEATURES.items() if word in words]
 
 
-def _make(name: str, triple: str, cpu: str, features: str) -> Target:
+def _make(name: str, triple: str, cpu: str, features: str, sve_bits: int = 0) -> Target:
     present = {feature[1:] for feature in features.split(",") if feature.startswith("+")}
     flags = {flag for flag, needed in _FLAG_FEATURES.items() if all(f in present for f in needed)}
     if triple.startswith(_ARM):
         flags |= {"neon", "fma", "f16c", "sse41"}  # those of x86 stand for: native fma, half conversion, rounding
-        bits = 128
+        bits = max(128, sve_bits)
+        flags |= {"sve"} if bits > 128 else set()
     else:
         bits = 512 if "avx512" in flags else 256 if "avx2" in flags else 128
     return Target(name, triple, cpu, features, bits, frozenset(flags))
@@ -163,4 +177,5 @@ def is_runnable(wanted: Target) -> bool:
     """Whether this machine can run code for `wanted`."""
     if wanted.triple.split("-")[0] not in (platform.machine().lower(), machine_name()):
         return False
-    return wanted.flags <= _host().flags
+    here = _host().flags | ({"sve"} if _sve_bits() == wanted.vector_bits else set())
+    return wanted.flags <= here

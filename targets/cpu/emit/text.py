@@ -185,6 +185,9 @@ class ModuleText:
         parts.append('"reciprocal-estimates"="divf:1,vec-divf:1"')
         if target.has("avx512"):
             parts += ['"prefer-vector-width"="512"', '"min-legal-vector-width"="512"']
+        if target.has("sve"):
+            # LLVM lowers vectors of a fixed length to SVE where it knows the length of the registers
+            parts.append(f"vscale_range({target.vector_bits // 128},{target.vector_bits // 128})")
         return f"attributes #0 = {{ {' '.join(parts)} }}"
 
     def text(self) -> str:

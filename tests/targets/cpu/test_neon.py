@@ -1,13 +1,15 @@
 """Code for another machine: whole programs assemble for aarch64, and are refused where they would be run."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from stepwell.targets.cpu.features import _make, arm_features
+from stepwell.targets.cpu import features
+from stepwell.targets.cpu.features import _make, arm_features, is_runnable, target
 from stepwell.targets.cpu.gemm.spec import isa_for
 
 HERE = Path(__file__).parent
@@ -40,6 +42,15 @@ def test_opt_tool_writes_it(kind, expected):
     assert expected in done.stdout
 
 
+def test_vectors_of_sve(opt_tool, monkeypatch):
+    """Registers of a length that is known hold whole vectors, bfloats too."""
+    monkeypatch.setattr(features, "_chosen", [target("sve256")])
+    text = opt_tool(str(ROOT / "docs" / "examples" / "erf.mlir"), "-p", "stepwell-cpu", "-t", "asm").out
+    assert "fmad\tz" in text or "fmla\tz" in text
+    assert not re.search(r"fml[as]\tv", text)
+    assert not is_runnable(target("sve256"))
+
+
 def test_it_is_not_run_here():
     """CPW-02: a target that the machine is not."""
     if os.uname().machine in ("aarch64", "arm64"):
@@ -60,7 +71,7 @@ def test_what_an_arm_host_has(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("features", "expected"), [("+neon", "neon"), ("+neon,+dotprod", "neon_dot"), ("+dotprod,+i8mm,+bf16", "neon_bf16")]
+    ("present", "expected"), [("+neon", "neon"), ("+neon,+dotprod", "neon_dot"), ("+dotprod,+i8mm,+bf16", "neon_bf16")]
 )
-def test_products_are_those_of_the_processor(features, expected):
-    assert isa_for(_make("host", "aarch64-unknown-linux-gnu", "generic", features)).name == expected
+def test_products_are_those_of_the_processor(present, expected):
+    assert isa_for(_make("host", "aarch64-unknown-linux-gnu", "generic", present)).name == expected

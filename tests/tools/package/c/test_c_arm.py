@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from c_programs import build, call
 from package_models import CASES
 from torch import nn
 
+from stepwell.targets.host.c.levels import LEVELS
 from stepwell.targets.host.c.plan import CEntryError
 from stepwell.tools.package.c.export import export_c
 
@@ -26,27 +28,44 @@ def assert_near(got: list[torch.Tensor], want: Any) -> None:
         torch.testing.assert_close(a, b, atol=atol, rtol=rtol)
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory) -> Path:
+def all_programs(folder: Path, levels: list[str]) -> Path:
     """One program with an entry for each function."""
     entries = {name: (Function(function).eval(), args) for name, (function, args) in PROGRAMS.items()}
-    folder = tmp_path_factory.mktemp("arm")
-    export_c(entries, name="programs", folder=folder, levels=list(PROCESSORS))
+    export_c(entries, name="programs", folder=folder, levels=levels)
     return build(folder, "programs", compiler=COMPILER)
 
 
-@needs_arm
-@pytest.mark.parametrize("level", PROCESSORS)
-def test_functions_are_those_of_eager(level, programs):
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory) -> Path:
+    return all_programs(tmp_path_factory.mktemp("arm"), list(PROCESSORS))
+
+
+def assert_as_eager(programs: Path, processor: str) -> None:
     wrong: list[str] = []
     for name, (function, args) in PROGRAMS.items():
         want = function(*args)
         like = want if isinstance(want, tuple) else (want,)
         try:
-            assert_near(call(programs, name, args, like, "1", "2", run=on(PROCESSORS[level])), want)
+            assert_near(call(programs, name, args, like, "1", "2", run=on(processor)), want)
         except AssertionError as error:
             wrong.append(f"{name}: {error}")
     assert not wrong, "\n".join(wrong)
+
+
+@needs_arm
+@pytest.mark.parametrize("level", PROCESSORS)
+def test_functions_are_those_of_eager(level, programs):
+    assert_as_eager(programs, PROCESSORS[level])
+
+
+@needs_arm
+def test_functions_in_registers_of_sve(tmp_path, monkeypatch):
+    """No level of an object has them yet."""
+    monkeypatch.setitem(LEVELS, "cpu-armv8.6", ("sve256", 3))
+    programs, (function, args) = all_programs(tmp_path, ["cpu-armv8.6"]), PROGRAMS["pointwise"]
+    assert_as_eager(programs, "max,sve256=on")
+    call(programs, "pointwise", args, [function(*args)], run=on("max,sve256=on"))
+    assert on("max,sve=off")(programs, "pointwise", "inputs", "results").returncode == -signal.SIGILL
 
 
 @needs_arm
