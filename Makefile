@@ -3,6 +3,7 @@
 # make test-long     the long suites, those marked `long`                                       [LONG="long and not crossed"]
 # make fuzz   random programs against eager, SECONDS=120; prints its seed                  [SEED=...] [KEEP=folder]
 # make test-arm      C programs and packages for 64-bit Arm, emulated: it needs qemu-aarch64 and aarch64-linux-gnu-gcc (Debian: qemu-user, gcc-aarch64-linux-gnu)
+# make test-arm-torch  some tests of the CPU target in an emulated Arm Python with torch: the same tools, and Debian's apt
 # make test-triton   kernels for GPUs compiled to cubin and hsaco, which needs Triton but no GPU
 # make smoke  README's examples and a few tests of each layer, for another torch: TORCH=torch==2.14.1
 # make lint   ruff and the type checker
@@ -40,7 +41,13 @@ SMOKE := tests/test_readme.py tests/test_packaging.py tests/passes/fingerprint/t
 ARM_TESTS := tests/tools/package/c/test_c_arm.py tests/tools/package/test_arm.py tests/tools/package/test_elf_image.py \
   tests/targets/cpu/gemm/test_arm.py
 
-.PHONY: demo test test-long test-arm test-triton smoke fuzz lint docs clean
+# what takes about five minutes there (docs/lab/arm.md)
+ARM_TORCH_TESTS ?= tests/targets/cpu/test_half_bits.py tests/lowering/mem_to_cpu/test_division.py \
+  tests/lowering/mem_to_cpu/test_contract.py tests/lowering/mem_to_cpu/test_loops_inside.py \
+  tests/lowering/mem_to_cpu/test_wrapped_loads.py tests/lowering/mem_to_cpu/test_tiles.py \
+  tests/lowering/mem_to_cpu/test_shared_loops.py
+
+.PHONY: demo test test-long test-arm test-arm-torch test-triton smoke fuzz lint docs clean
 
 demo: $(VENV)/installed-demo
 	$(PY) -m stepwell.tools.demo $(if $(QUERY),"$(QUERY)")
@@ -60,6 +67,10 @@ fuzz: $(VENV)/installed-test
 # without the tools, what runs programs is skipped, with the reason
 test-arm: $(VENV)/installed-test
 	STEPWELL_TEST_ARM=1 $(TESTED) -m pytest -q -rs -n 2 --dist loadscope $(ARM_TESTS)
+
+test-arm-torch: $(VENV)/installed-test
+	@$(PY) tests/arm_torch.py build/arm
+	@[ ! -x build/arm/python ] || OMP_NUM_THREADS=1 build/arm/python -m pytest -q -p no:cacheprovider -m "not long" $(ARM_TORCH_TESTS)
 
 # sm_90 and gfx942; with -k triton the programs compile for sm_80, too
 test-triton: $(VENV)/installed-test $(TRITON_FOLDER)

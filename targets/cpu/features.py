@@ -78,14 +78,14 @@ _LINUX = "x86_64-unknown-linux-gnu"
 _ARM_LINUX = "aarch64-unknown-linux-gnu"
 _NEON_DOT = "+neon,+lse,+rdm,+rcpc,+fullfp16,+dotprod"
 
-_NAMED: dict[str, tuple[str, str, str] | tuple[str, str, str, int]] = {
+_NAMED = {
     "generic-sse": (_LINUX, "x86-64", "+sse2"),
     "avx2": (_LINUX, "haswell", _AVX2),
     "avx512": (_LINUX, "skylake-avx512", _AVX512),
     "neon": (_ARM_LINUX, "generic", "+neon"),
     "neon-dot": (_ARM_LINUX, "neoverse-n1", _NEON_DOT),
     "neon-bf16": (_ARM_LINUX, "neoverse-n1", _NEON_DOT + ",+i8mm,+bf16"),  # not neoverse-v1: LLVM would use its SVE here and there
-    "sve256": (_ARM_LINUX, "neoverse-v1", _NEON_DOT + ",+i8mm,+bf16,+sve", 256),
+    "sve256": (_ARM_LINUX, "neoverse-v1", _NEON_DOT + ",+i8mm,+bf16,+sve"),
 }
 
 TARGETS = ("host", *_NAMED)
@@ -122,7 +122,7 @@ def _named(name: str) -> Target:
     if name not in _NAMED:
         asked = " (STEPWELL_CPU in the environment)" if name == os.environ.get("STEPWELL_CPU") else ""
         raise ValueError(f"unknown CPU target {name!r}{asked}; known are {', '.join(TARGETS)}")
-    return _make(name, *_NAMED[name])
+    return _make(name, *_NAMED[name], sve_bits=int(name.removeprefix("sve")) if name.startswith("sve") else 0)
 
 
 def _host() -> Target:
