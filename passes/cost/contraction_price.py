@@ -29,8 +29,8 @@ RATE_NAMES: Mapping[Attribute, str] = {bf16: "bf16", f16: "f16", f32: "f32", f64
 TILE_SIDES = (256, 128, 64, 32, 16)
 """Sides of a tile of the result."""
 
-WEIGHED_ROWS = 64
-"""Rows that a program weighs for."""
+WEIGHED_SIDE = 64
+"""Rows that a program weighs for, and terms of each that it weighs at once: a square of weights."""
 
 MAX_WEIGHED_ELEMENTS = 256
 """Elements of a row that is weighed, and terms of a score, at most: a program has all of them at once."""
@@ -261,11 +261,11 @@ def weighed_wave_ns(work: Weighing, gpu: Gpu, rows: int) -> float:
 
 def weighed_ns(work: Weighing, gpu: Gpu) -> float:
     """One kernel. A program goes through all terms of its rows, or through a part of them where there are few programs."""
-    tiles = work.batch * ceil(work.rows / WEIGHED_ROWS)
+    tiles = work.batch * ceil(work.rows / WEIGHED_SIDE)
     waves = float(ceil(tiles / gpu.multiprocessors))
     if tiles < gpu.multiprocessors:
         waves = min(1.0, max(tiles / gpu.multiprocessors, MIN_PART_TERMS / max(1, work.terms)))
-    busy = waves * weighed_wave_ns(work, gpu, WEIGHED_ROWS)
+    busy = waves * weighed_wave_ns(work, gpu, WEIGHED_SIDE)
     memory = work.moved / gpu.rates.memory_gbs
     return gpu.busy(busy, memory) + gpu.start_ns * (1 if waves >= 1.0 else 2)
 

@@ -55,16 +55,8 @@ from .tiles.tile import Sizes, Tile, power_of_two
 
 MAX_ROW_ELEMENTS = config.MAX_ON_CHIP_ELEMENTS
 """Elements of a row that a program keeps by itself."""
-PART_ELEMENTS = 8192
-"""Elements that each of several programs keeps: several of them fit a multiprocessor, and work while one waits."""
-MAX_PART_ELEMENTS = 16384
-"""The same where more programs would be too many to wait for each other."""
 MAX_THREAD_ELEMENTS = 112
-"""Of these a thread's at most: few warps have little to wait for."""
-HALVES_BLOCK_ELEMENTS = 2048
-"""Elements of a block of a row that is kept in 16 bits: a block at a time is widened, and its numbers are gone before the next one's."""
-MAX_RUN_CHUNKS = 32
-"""Blocks that a program keeps of its runs at most: each is code of its own, and what Triton makes of 224 takes a minute."""
+"""Elements of a thread of several programs' at most: few warps have little to wait for."""
 CLEARS = "clears"
 """Attribute of a nest that clears a workspace which may be memory that stays."""
 
@@ -78,11 +70,12 @@ class GpuCooperativeRows(Pass):
     alone: int = MAX_ROW_ELEMENTS
     """Elements of a row that a program keeps by itself."""
 
-    part: int = PART_ELEMENTS
-    """Elements that each program should keep of a row that several share."""
+    part: int = config.LONG_ROW_STEP_ELEMENTS
+    """Elements that each program should keep of a row that several share: several programs fit a multiprocessor, and work while one
+    waits."""
 
-    most: int = MAX_PART_ELEMENTS
-    """Elements that each program keeps at most."""
+    most: int = config.MAX_BLOCK_ELEMENTS
+    """Elements that each program keeps at most, where more programs would be too many to wait for each other."""
 
     least: int = -1
     """Bytes that a nest moves at least; -1: what the cache of the GPU does not hold, where rows may as well be read twice."""
@@ -134,7 +127,7 @@ class GpuCooperativeRows(Pass):
         elements = longest * kept
         # a program of all the warps that there are has too little of 16-bit data under way
         narrow = all(element_bytes(a.dtype) <= 2 for n in inside for a in n.accesses)
-        crowded = narrow and elements > config.MIN_ALL_WARPS_ELEMENTS
+        crowded = narrow and config.leaves_room_for_none(elements)
         # where deviations wait for a mean (group norm), nothing is under way meanwhile but what another program has
         moments = any("welford" in n.op.kind_names for n in inside if isinstance(n.op, loop.ReduceOp))
         alone = min(self.alone, config.MAX_ALL_WARPS_ELEMENTS) if moments else self.alone
@@ -187,12 +180,14 @@ class GpuCooperativeRows(Pass):
         if not found:
             raise UnsupportedNest("no group of programs keeps a row")
         runs = [tile for _, tile in found if tile.segment]
-        if runs and all(tile.chunks > MAX_RUN_CHUNKS for tile in runs):
+        # each block of a run is code of its own: what Triton makes of 224 takes a minute
+        if runs and all(tile.chunks > config.MAX_UNROLLED_TRIPS for tile in runs):
             raise UnsupportedNest(f"its rows lie in runs of {run}, each of which would be code of its own")
-        best = min((one for one in found if not one[1].segment or one[1].chunks <= MAX_RUN_CHUNKS), key=lambda one: one[0])[1]
+        best = min((one for one in found if not one[1].segment or one[1].chunks <= config.MAX_UNROLLED_TRIPS), key=lambda one: one[0])[1]
         if not halves:
             return best
-        block = min(best.reduction_block, HALVES_BLOCK_ELEMENTS)
+        # a block at a time is widened, and its numbers are gone before the next one's
+        block = min(best.reduction_block, config.CHUNK_ELEMENTS // 2)
         return replace(best, halves=1, reduction_block=block, chunks=-(-best.reduction_block * best.chunks // block))
 
     def _part(self, axes: list[tuple[list[Loop], int]], part: int, trips: int, run: int, group: int, longest: int) -> Tile:

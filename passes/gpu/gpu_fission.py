@@ -30,11 +30,12 @@ from ..analysis.reduction_kinds import Cursor
 from ..analysis.schedule_attrs import GPU
 from ..analysis.symbols import symbol_facts
 from ..cost.machine import Gpu, machine_of
+from ..cost.machine.gpu import LINE_BYTES
 from ..loop.transform.loop_rewrite import add_out, clone_into, needed
 from ..loop.transform.nest_transform import label_of
 from ..manager.pass_manager import Pass
 from ..mem.mem_split_scalars import drop_unused, has_buffer, is_plain, load_value, reads_own, store_values
-from .short_runs import MIN_RUN_BYTES, shortest_run
+from .short_runs import shortest_run
 from .tiles import rules as config
 from .tiles.tile import Sizes, bytes_moved
 
@@ -83,7 +84,7 @@ def nanoseconds(
     inside = [n for child in info.root.children if child.op in loops for n in child.walk()]
     moved = sum(moves for n in inside for _, _, moves in bytes_moved(n, info, sizes))
     way = "rows" if config.column_loop(info, sizes) is None else "columns"
-    share = (shortest_run(info, sizes) or MIN_RUN_BYTES) / MIN_RUN_BYTES
+    share = (shortest_run(info, sizes) or LINE_BYTES) / LINE_BYTES
     return moved / (gpu.programs_gbs(programs, way) * share), moved / gpu.rates.memory_gbs + len(loops) * gpu.start_ns
 
 

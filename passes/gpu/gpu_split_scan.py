@@ -42,14 +42,12 @@ from ..manager.pass_manager import Pass
 from .gpu_fission import MIN_SPEEDUP
 from .gpu_split_reduction import MIN_SPLIT_PARTS, SPLIT_PROGRAMS_PER_MULTIPROCESSOR, programs_of
 from .short_runs import MIN_PART_ELEMENTS
-from .tiles.rules import MAX_UNROLLED_TRIPS, choose, column_loop
+from .tiles.rules import LONG_ROW_STEP_ELEMENTS, MAX_UNROLLED_TRIPS, choose, column_loop
 from .tiles.tile import Sizes, bytes_moved, power_of_two
 
 KINDS = {"sum": "sum", "prod": "prod", "scaled_prod": "scaled_prod", "max": "argmax", "min": "argmin", "logsumexp": "softmax"}
 """Kinds of scans, and of the reduction of a part. argmax and argmin find the lowest index, a scan keeps the last one: what they get is
 counted from the end."""
-SCANNED_PART_ELEMENTS = 8192
-"""Elements of a part of a row, or of columns side by side, are a multiple of this."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,8 @@ class GpuSplitScan(Pass):
         """The length of the parts of scans: a number of blocks, one that leaves no rest if there is one near; 0: they stay whole."""
         sizes = Sizes(hints)
         programs, columns = programs_of(info, sizes)
-        block = max(1, SCANNED_PART_ELEMENTS // power_of_two(columns))
+        # elements of a part, or of parts of columns side by side, are a multiple of those that are scanned at once
+        block = max(1, LONG_ROW_STEP_ELEMENTS // power_of_two(columns))
         trips = max(sizes(scan.loop_sizes[0]) for scan in scans)
         parts = min(-(-(self.programs or SPLIT_PROGRAMS_PER_MULTIPROCESSOR * gpu.multiprocessors) // programs), trips // block)
         if parts < MIN_SPLIT_PARTS:

@@ -14,10 +14,9 @@ from ...dialects.expr import ONE
 from ...dialects.expr.views import linear_coeff
 from ...dialects.nd.types import element_bytes
 from ..analysis.nest_access import Access, Loop, NestAccess, Node
+from ..cost.machine.gpu import LINE_BYTES
 from .tiles.tile import Sizes, bytes_moved
 
-MIN_RUN_BYTES = 128
-"""Bytes of a run from which on memory is nearly as fast as for whole rows (docs/lab/gpu-tiles-h200.md)."""
 MIN_PART_ELEMENTS = 4096
 """Elements that a program of a split reduction reads at least; a reduction that is shorter stays whole, and a shorter row is not worth
 another kernel."""
@@ -35,7 +34,7 @@ class ShortRun:
 
 
 def short_run(info: NestAccess, node: Node, sizes: Sizes) -> ShortRun | None:
-    """The runs that most of what a reduction loads consists of, if these are shorter than MIN_RUN_BYTES and its rows long; or None."""
+    """The runs that most of what a reduction loads consists of, if these are shorter than LINE_BYTES and its rows long; or None."""
     if not isinstance(node.op, loop.ReduceOp) or sizes.trips(node.loops) < MIN_PART_ELEMENTS:
         return None
     moved = [(access, n) for access, _, n in bytes_moved(node, info, sizes) if not access.is_store]
@@ -44,8 +43,8 @@ def short_run(info: NestAccess, node: Node, sizes: Sizes) -> ShortRun | None:
         if length is None or length < 2 or len(one.positions) != 1:
             continue
         short = [(access, n) for access, n in moved if _goes_on(access, one, info.root.loops)]
-        longest = length * max((element_bytes(access.dtype) for access, _ in short), default=MIN_RUN_BYTES)
-        if longest < MIN_RUN_BYTES and 2 * sum(n for _, n in short) > sum(n for _, n in moved):
+        longest = length * max((element_bytes(access.dtype) for access, _ in short), default=LINE_BYTES)
+        if longest < LINE_BYTES and 2 * sum(n for _, n in short) > sum(n for _, n in moved):
             return ShortRun(one.positions[0], longest)
     return None
 

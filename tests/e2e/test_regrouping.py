@@ -87,9 +87,9 @@ def gpu(request, fresh, monkeypatch):
     """A GPU whose programs scan a row at once, block after block, or in parts side by side."""
     if request.param != "one program":
         monkeypatch.setattr(config, "SCANNED_STEP_ELEMENTS", 8)
-        monkeypatch.setattr(config, "MAX_SCANNED_ROW_ELEMENTS", 8)
+        monkeypatch.setattr(config, "LONG_ROW_STEP_ELEMENTS", 8)
     if request.param == "parts":
-        monkeypatch.setattr(split_scan, "SCANNED_PART_ELEMENTS", 8)
+        monkeypatch.setattr(split_scan, "LONG_ROW_STEP_ELEMENTS", 8)
         monkeypatch.setattr(split_scan, "MIN_SPEEDUP", 0.0)
     with isolated():
         stepwell.register_target(ShortTiles if request.param == "parts" else InterpretedTarget, replace=True)

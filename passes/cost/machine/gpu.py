@@ -18,6 +18,9 @@ HALF_BYTES = 2
 """Of an element of 16 bits."""
 VECTOR_HALVES = VECTOR_BYTES // HALF_BYTES
 """Elements of 16 bits in them."""
+LINE_BYTES = 128
+"""Bytes that lie together in caches and in shared memory: runs of as many are read nearly as fast as whole rows
+(docs/lab/gpu-tiles-h200.md)."""
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,12 @@ from ....dialects.expr import ONE, ZERO, Dim, IndexMap, as_expr, dim, product
 from ....dialects.expr.ranges import RangeEnv
 from ...analysis.reduction_kinds import Cursor
 from ...cost.block_price import PROGRAM_WARPS
-from ...cost.contraction_price import MAX_JOINED_COLUMNS, WEIGHED_ROWS
+from ...cost.contraction_price import MAX_JOINED_COLUMNS, WEIGHED_SIDE
 from ...cost.machine import Gpu
 from ...cost.machine.registers import OTHER
 from ...loop.fusion.placement import is_zeros
 from ...loop.transform.loop_rewrite import INDEX, Place, clone_into
 from ..tiles.tile import Sizes
-from ..tiles.weighed_products import STEP_TERMS
 from .placed_weights import Placing
 
 
@@ -74,7 +73,7 @@ def _are_cheaper(places: int, columns: int, weights: int, gpu: Gpu) -> bool:
     """Whether the kernel of a product has registers for sums of so many places, and makes them in less time than atomic operations take. It
     keeps the sums of its columns and two blocks of products of which the weights are computed."""
     threads = PROGRAM_WARPS[columns > MAX_JOINED_COLUMNS] * gpu.lanes
-    kept = WEIGHED_ROWS * (columns + 2 * STEP_TERMS) // threads + OTHER.product
+    kept = WEIGHED_SIDE * (columns + 2 * WEIGHED_SIDE) // threads + OTHER.product
     operations = 3 * places * weights  # a comparison, a choice and an addition
     in_time = operations / (gpu.rates.tflops["f32"] * 1e3 / 2) < weights / gpu.rates.atomics_gs
     return kept + places * OTHER.place <= gpu.thread_registers and in_time

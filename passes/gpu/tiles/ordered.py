@@ -14,8 +14,8 @@ from ...analysis.schedule_attrs import int_attr
 from ...cost.machine.gpu import Gpu
 from ...loop.fixed_order import LANES, ORDERED, PRODUCT_SIDE, UNITS, has_narrow_factors, has_order, terms_in_order
 from .product_nests import product_nodes, product_sides
-from .product_tiles import product_tile
-from .tile import MAX_UNROLLED_INNER_TRIPS, Sizes, Tile, power_of_two
+from .product_tiles import GROUPED_BLOCK_ROWS, product_tile
+from .tile import Sizes, Tile, power_of_two
 from .weighed_products import weighed_tile
 
 
@@ -56,7 +56,7 @@ def ordered_product(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile | None:
         return product_tile(info, sizes, gpu, least_rows=UNITS[unit][0])
     rest = [one for one in info.root.loops if all(one not in side for side in sides)]
     axes = [(list(side), PRODUCT_SIDE) for side in sides]
-    return Tile(axes, rest, PRODUCT_SIDE, stages=2, dot=1, band=MAX_UNROLLED_INNER_TRIPS)
+    return Tile(axes, rest, PRODUCT_SIDE, stages=2, dot=1, band=GROUPED_BLOCK_ROWS)
 
 
 def write_order(info: NestAccess, tile: Tile, gpu: Gpu) -> None:

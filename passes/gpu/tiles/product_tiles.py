@@ -24,9 +24,9 @@ from ....dialects.nd.types import element_bytes
 from ...analysis.accesses.varying import Varying
 from ...analysis.nest_access import Access, Loop, NestAccess, Node
 from ...cost.block_price import PROGRAM_WARPS, Block, Sums, block_ns, generated, parts_ns, warps_for, words
-from ...cost.contraction_price import MAX_SKINNY_ROWS
+from ...cost.contraction_price import MAX_SKINNY_ROWS, TILE_SIDES
 from ...cost.held_numbers import held_numbers
-from ...cost.machine.gpu import Gpu
+from ...cost.machine.gpu import HALF_BYTES, LINE_BYTES, Gpu
 from .product_nests import HALVES, WIDE, Side, block_reduction, factors, picked_index, product_nodes, product_sides, sorted_rows
 from .tile import MIN_DOT_SIDE, Sizes, Tile, power_of_two
 from .window_tiles import overlap
@@ -34,30 +34,21 @@ from .window_tiles import overlap
 SKINNY_STAGES = 5
 """Iterations under way of a loop over a product's terms; one less where all numbers are of 16 bits as they are, two where a program has
 many columns of such."""
-SKINNY_BLOCK_COLUMNS = (128, 64, 32)
-"""Columns of a product that a program may have: as many as leave MIN_PROGRAMS_PER_MULTIPROCESSOR of the multiprocessors a program each."""
-SKINNY_BLOCK_ELEMENTS = 128 * 128
-"""Elements of the other matrix that a program multiplies by at once; where they are computed, which takes registers, 8 warps have them,
-otherwise 4."""
-SKINNY_BLOCK_TERMS = (256, 128, 64, 32)
-"""Columns of the rows, or terms of their sums, that these may be."""
+SKINNY_BLOCK_TERMS = tuple(n for n in TILE_SIDES if n > MIN_DOT_SIDE)
+"""Terms that a program of a product of few rows multiplies by at once."""
+SKINNY_BLOCK_COLUMNS = SKINNY_BLOCK_TERMS[1:]
+"""Columns of such a product that a program may have: as many as leave MIN_PROGRAMS_PER_MULTIPROCESSOR of the multiprocessors a program
+each. It multiplies by a square of the most at once: where that is computed, which takes registers, 8 warps have it, otherwise 4."""
 MIN_PROGRAMS_PER_MULTIPROCESSOR = 0.72
 """Programs for each multiprocessor below which a product of few rows has shorter blocks of columns, or its sums are split."""
 SKINNY_SPLIT_PARTS = (2, 4, 8)
 """In how many parts these sums may be split."""
-
-
-
-BLOCK_SIDES = (256, 128, 64)
+BLOCK_SIDES = tuple(n for n in TILE_SIDES if n >= MAX_SKINNY_ROWS)
 """Sides of a block of the result where both are long."""
-MIN_STEP_BYTES = 32
+MIN_STEP_BYTES = MIN_DOT_SIDE * HALF_BYTES
 """Bytes of a row that a unit for products takes at once."""
-STEP_ROW_BYTES = 128
-"""Bytes of a row of a factor that are read at once: as much as shared memory interleaves."""
 MAX_STAGES = 4
 """Steps over the terms that are under way at most."""
-MAX_OVERLAPPED_STAGES = 3
-"""The same where results are stored meanwhile, through shared memory."""
 GROUPED_BLOCK_ROWS = 8
 """Rows of blocks that programs go through before they go on to the next columns: what they read then is in the cache."""
 
@@ -86,7 +77,8 @@ def product_tile(info: NestAccess, sizes: Sizes, gpu: Gpu, least_rows: int = MIN
         return None
     several = tile.programs(sizes) > gpu.multiprocessors and picked_index(info) is None
     if work.beside and tile.copies and work.sums == 1 and work.terms > tile.reduction_block and several:
-        return replace(tile, persistent=gpu.multiprocessors, stages=min(tile.stages, MAX_OVERLAPPED_STAGES))
+        # results are stored meanwhile, through shared memory
+        return replace(tile, persistent=gpu.multiprocessors, stages=min(tile.stages, MAX_STAGES - 1))
     return tile
 
 
@@ -243,7 +235,7 @@ def _blocks(work: _Product, gpu: Gpu) -> Iterator[Tile]:
         if not warps and rows * columns > BLOCK_SIDES[-1] ** 2:
             continue
         least = max(MIN_DOT_SIDE, MIN_STEP_BYTES // work.widest)
-        terms = max(least, min(STEP_ROW_BYTES // work.widest, power_of_two(work.terms)))
+        terms = max(least, min(LINE_BYTES // work.widest, power_of_two(work.terms)))
         while terms > least and work.last % terms:
             terms //= 2  # a block within one iteration of the loops around the last: what these index is the same for all of it
         step = terms * (sides[0] * work.read[0] + sides[1] * work.read[1])
@@ -291,7 +283,7 @@ def _of_few_rows(info: NestAccess, few: Side, many: Side, sizes: Sizes, gpu: Gpu
     kinds = HALVES | {f.element for n in inside for f in factors(info, n)}
     computes = any(a.dtype not in kinds for a in loads)
     stages = SKINNY_STAGES - (0 if computes else 1 if columns < SKINNY_BLOCK_COLUMNS[0] else 2)
-    longest = SKINNY_BLOCK_ELEMENTS // columns
+    longest = SKINNY_BLOCK_COLUMNS[0] ** 2 // columns
     # one program multiplies while another one waits: two have room; where there are no two, one has, and what it converts
     alone = around * -(-sizes.trips(many) // columns) <= gpu.multiprocessors
     steps, room = (stages + 1, gpu.shared) if alone else (stages - 1, gpu.shared // 2)

@@ -34,6 +34,7 @@ from .tile import (
     MAX_UNROLLED_INNER_TRIPS,
     MAX_WARPS,
     MIN_BLOCK_SHARE,
+    STREAM_STAGES,
     WINDOW_THREAD_ELEMENTS,
     Sizes,
     Tile,
@@ -57,31 +58,23 @@ MAX_CHUNKS = 12
 """Tensors that make a row at most."""
 LONG_ROW_STEP_ELEMENTS = 8192
 """Elements that are read at once of a row that does not fit, by all the warps that there are; of one, too, whose maximum and sum of
-exponentials are found together."""
-STREAMED_STEP_ELEMENTS = 4096
-"""Elements that are read at once of a row that is read once."""
-ONLINE_THREAD_ELEMENTS = 32
-"""Elements of a thread where nothing else is done with such a row: the more of them share a maximum, the fewer instructions each takes."""
+exponentials are found together. A row of no more elements is scanned at once."""
 MAX_NEAR_STEP = 4
 """Elements from one iteration of a loop to the next up to which neighbours lie in one line of memory: every second one, say."""
 HEAVY_OPS = 32
 """Operations of an element, as the cost model counts them, above which blocks of a row that is read once are short: what is computed for
 the elements of a thread side by side takes registers."""
-MAX_SCANNED_ROW_ELEMENTS = 8192
-"""Elements of a row that is scanned at once."""
 SCANNED_STEP_ELEMENTS = 2048
-"""The same of longer rows, block after block."""
+"""Elements of a longer row that are scanned at once, block after block."""
 SCANNED_THREAD_ELEMENTS = 8
 """Elements of such a block that a thread has: running sums are f64, other running values two numbers."""
-SCAN_THREAD_REGISTERS = {8: 128}
-"""Registers of a thread that scans its part of a whole row, by warps: as many as leave room for a second program, where running sums would
-take a few more."""
 REDUCTION_THREAD_ELEMENTS = 16
 """Elements of a tile with reductions that a thread should have."""
 PHASED_THREAD_ELEMENTS = 64
 """The same where several reductions of a row wait for each other: all warps of a program wait each time."""
-PHASED_ROW_THREAD_ELEMENTS = 32
-"""The same for rows of which a program has one: fewer warps have less to exchange."""
+ROW_THREAD_ELEMENTS = 32
+"""The same for rows of which a program has one: fewer warps have less to exchange, and the more elements share a maximum, the fewer
+instructions each takes."""
 MIN_BUSY_OPS = 40
 """Operations of an element in all loops of a row above which its threads have as few elements as those of several rows."""
 TILE_COLUMNS = 32
@@ -89,32 +82,27 @@ TILE_COLUMNS = 32
 MIN_TILE_COLUMNS = 8
 """The same where these would not keep every multiprocessor busy: 32 bytes of f32 are what memory gives at once."""
 REDUCTION_TILE_ELEMENTS = 4096
-"""Elements of such a tile, and of one that does several reductions of a row side by side."""
+"""Elements of such a tile, of one that does several reductions of a row side by side, and those that are read at once of a row that is read
+once."""
 STATES_TILE_ELEMENTS = 512
 """The same where each column has several numbers (Welford's): more of them would be registers."""
-MAX_THREAD_ELEMENTS = 96
-"""Elements a thread can hold; with more than 16 warps half as many."""
-MIN_ALL_WARPS_ELEMENTS, MAX_ALL_WARPS_ELEMENTS = 24576, 32768
-"""Elements of a row on chip that leave room for one program on a multiprocessor, which then has all the warps that there may be: with 16
-there is too little under way, and for more elements the registers of a thread of 32 do not last."""
+MAX_ALL_WARPS_ELEMENTS = ROW_THREAD_ELEMENTS * Gpu.lanes * MAX_WARPS
+"""Elements of a row on chip that a program of all the warps that there may be keeps at most."""
 MAX_ROWS_THREAD_ELEMENTS = 144
-"""The same where a program goes through rows and sums up columns: two programs then fit a multiprocessor."""
+"""Elements that a thread can hold where a program goes through rows and sums up columns: two programs then fit a multiprocessor."""
 MAX_AHEAD_BYTES = 100 << 10
 """Bytes that such a program may have under way: twice that is on chip."""
 MAX_UNROLLED_TRIPS = 32
 """Iterations of a window (a reduction over several loops) that become straight code."""
-SHARED_VECTOR_ROWS = 4
-"""Rows of a tile that are multiplied by the same vector, where that has more bytes than each of them."""
 OUTER_RESULTS = 256
 """Results of a program, each of which a row of one tensor and a row of another one are reduced to."""
-MIN_OUTER_ROWS = 4
-"""Rows of the one that it has at least; of the other one 64 at most."""
+SHARED_VECTOR_ROWS = 4
+"""Rows of the one that it has at least, of the other one 64 at most; rows, too, that are multiplied by the same vector, where that has more
+bytes than each of them."""
 OUTER_STEP_TERMS = 32
 """Elements of each row at once."""
-STREAM_STAGES = 3
-"""Iterations under way of a loop that streams through memory."""
-MAX_SECOND_REDUCTION_TRIPS = 64
-"""Reductions of a row, each by other numbers (a small product's), that a program does side by side."""
+MAX_SECOND_REDUCTION_TRIPS = math.isqrt(REDUCTION_TILE_ELEMENTS)
+"""Reductions of a row, each by other numbers (a small product's), that a program does side by side: as many as it has elements of each."""
 MAX_SECOND_REDUCTION_CHUNKS = 2
 """Such tiles that are on chip at once."""
 
@@ -273,7 +261,7 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
         return Tile([(list(loops), 1)], reduction_block=COPIED_TILE_ELEMENTS, warps=_heavy_warps(inside), stages=STREAM_STAGES)
     if chunks > 1 and not kept and any(isinstance(n.op, loop.ForOp) for n in inside):
         block, chunks = LONG_ROW_STEP_ELEMENTS, 1  # what is written and not read again need not be on chip
-    if scans and not kept and longest > MAX_SCANNED_ROW_ELEMENTS:
+    if scans and not kept and longest > LONG_ROW_STEP_ELEMENTS:
         block, chunks = SCANNED_STEP_ELEMENTS, 1
     if block * chunks < longest:
         axes = [(list(loops), 1)] if loops else []
@@ -285,8 +273,8 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
             return Tile(axes, reduction_block=block, warps=warps_for(block, REDUCTION_THREAD_ELEMENTS))
         online = any("softmax" in n.op.kind_names for n in inside if isinstance(n.op, loop.ReduceOp))
         if not kept:
-            each = ONLINE_THREAD_ELEMENTS if online else REDUCTION_THREAD_ELEMENTS
-            step = min(block, STREAMED_STEP_ELEMENTS)
+            each = ROW_THREAD_ELEMENTS if online else REDUCTION_THREAD_ELEMENTS
+            step = min(block, REDUCTION_TILE_ELEMENTS)
             return Tile(axes, reduction_block=step, warps=warps_for(step, each), stages=STREAM_STAGES)
         if online:
             step = min(block, LONG_ROW_STEP_ELEMENTS)
@@ -318,8 +306,7 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
             stages = STREAM_STAGES if under_way * (STREAM_STAGES - 1) <= MAX_AHEAD_BYTES else 0
         needed = held + block * chunks * _read_once(inside)
         warps = min(16, power_of_two(-(-needed // (32 * MAX_ROWS_THREAD_ELEMENTS))))
-        registers = 65536 // (64 * warps)
-        registers = registers if needed // (32 * warps) + OTHER.column_sums <= registers < 255 else 0
+        registers = _registers_of_two(needed, warps)
         if block == CHUNK_ELEMENTS:
             block, chunks = CHUNK_ELEMENTS // 2, chunks * 2
         axes = [(list(loops), rows)] if loops else []
@@ -331,23 +318,35 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
             return Tile([(list(loops), rows)] if loops else [], reduction_block=CHUNK_ELEMENTS, warps=warps)
         if longest == 2 * LONG_ROW_STEP_ELEMENTS and not finds_positions(inside):
             inner = LONG_ROW_STEP_ELEMENTS if all(len(n.loops) == 1 for n in inside) else longest
-            warps = warps_for(LONG_ROW_STEP_ELEMENTS, PHASED_ROW_THREAD_ELEMENTS)
+            warps = warps_for(LONG_ROW_STEP_ELEMENTS, ROW_THREAD_ELEMENTS)
             return Tile([(list(loops), 1)] if loops else [], reduction_block=inner, warps=warps)
     if block == LONG_ROW_STEP_ELEMENTS and kept:
         warps = warps_for(LONG_ROW_STEP_ELEMENTS, PHASED_THREAD_ELEMENTS if _phases(inside) > 1 else REDUCTION_THREAD_ELEMENTS)
         block = min(LONG_ROW_STEP_ELEMENTS // 2, 256 * warps)
         return Tile([(list(loops), rows)] if loops else [], reduction_block=block, warps=warps, chunks=LONG_ROW_STEP_ELEMENTS // block)
     busy = chunks == 1 and sum(n.num_ops for n in inside) > MIN_BUSY_OPS
-    warps = min(16, warps_for(rows * block * chunks, REDUCTION_THREAD_ELEMENTS if rows > 1 or busy else PHASED_ROW_THREAD_ELEMENTS))
-    while warps < 16 and held > 32 * warps * MAX_THREAD_ELEMENTS:
+    warps = min(16, warps_for(rows * block * chunks, REDUCTION_THREAD_ELEMENTS if rows > 1 or busy else ROW_THREAD_ELEMENTS))
+    while warps < 16 and 16 * held > warps * MAX_ON_CHIP_ELEMENTS:
         warps *= 2
-    if MIN_ALL_WARPS_ELEMENTS < held <= MAX_ALL_WARPS_ELEMENTS:
-        warps = MAX_WARPS
+    if leaves_room_for_none(held) and held <= MAX_ALL_WARPS_ELEMENTS:
+        warps = MAX_WARPS  # with 16 there would be too little under way
     if rows == 1 and block > max(COPIED_TILE_ELEMENTS * 2, 512 * warps) and _phases(inside) > 1:
         block = 512 * warps  # the elements of a thread in more, shorter chunks take fewer registers
         chunks = -(-longest // block)
-    registers = SCAN_THREAD_REGISTERS.get(warps, 0) if scans and not kept else 0
+    registers = _registers_of_two(2 * rows * block * chunks, warps) if scans and not kept else 0  # running sums are f64
     return Tile([(list(loops), rows)] if loops else [], reduction_block=block, warps=warps, chunks=chunks, registers=registers)
+
+
+def _registers_of_two(needed: int, warps: int) -> int:
+    """Registers of a thread that leave room for a second program, where each of the threads needs no more beside its part of `needed`
+    numbers; else 0, which leaves them open."""
+    registers = Gpu.registers // (2 * Gpu.lanes * warps)
+    return registers if needed // (Gpu.lanes * warps) + OTHER.column_sums <= registers < Gpu.thread_registers else 0
+
+
+def leaves_room_for_none(held: int) -> bool:
+    """Whether a program that keeps so many elements on chip is the only one of its multiprocessor."""
+    return 2 * held > MAX_ON_CHIP_ELEMENTS
 
 
 def _outer(info: NestAccess, loops: Sequence[Loop], sizes: Sizes) -> Tile | None:
@@ -365,15 +364,15 @@ def _outer(info: NestAccess, loops: Sequence[Loop], sizes: Sizes) -> Tile | None
             ones, others = [d for d in along if first.dim in d], [d for d in along if second.dim in d]
             if first is second or not ones or not others or any(second.dim in d for d in ones):
                 continue
-            columns = min(OUTER_RESULTS // MIN_OUTER_ROWS, power_of_two(sizes(second.size)))
+            columns = min(OUTER_RESULTS // SHARED_VECTOR_ROWS, power_of_two(sizes(second.size)))
             rows = min(OUTER_RESULTS // columns, power_of_two(sizes(first.size)))
-            if rows >= MIN_OUTER_ROWS and rows * columns == OUTER_RESULTS:
+            if rows >= SHARED_VECTOR_ROWS and rows * columns == OUTER_RESULTS:
                 rest = [one for one in loops if one is not first and one is not second]
                 return Tile(
                     [([first], rows), ([second], columns)],
                     rest,
                     reduction_block=OUTER_STEP_TERMS,
-                    warps=warps_for(OUTER_RESULTS * OUTER_STEP_TERMS, PHASED_ROW_THREAD_ELEMENTS),
+                    warps=warps_for(OUTER_RESULTS * OUTER_STEP_TERMS, ROW_THREAD_ELEMENTS),
                 )
     return None
 
@@ -427,7 +426,7 @@ def reads_once(inside: Sequence[Node], longest: int) -> bool:
     reduced in a third of the instructions."""
     open_ended = any(product(one.size for one in n.loops).value is None for n in inside)
     reduces = all(isinstance(n.op, loop.ReduceOp) for n in inside)
-    return open_ended and longest > STREAMED_STEP_ELEMENTS and kept_tensors(inside) == 0 and reduces
+    return open_ended and longest > REDUCTION_TILE_ELEMENTS and kept_tensors(inside) == 0 and reduces
 
 
 def fits_on_chip(info: NestAccess) -> bool:

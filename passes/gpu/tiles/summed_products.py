@@ -16,11 +16,11 @@ from ....dialects import loop
 from ....dialects.expr.ranges import range_of
 from ...analysis.nest_access import Loop, NestAccess, Node
 from ...cost.block_price import PROGRAM_WARPS
-from ...cost.contraction_price import MAX_WEIGHED_ELEMENTS, WEIGHED_ROWS
+from ...cost.contraction_price import MAX_WEIGHED_ELEMENTS, WEIGHED_SIDE
 from ...cost.machine.gpu import Gpu
 from .product_nests import Factors, block_reduction, factors
 from .tile import MIN_DOT_SIDE, Tile, power_of_two
-from .weighed_products import STEP_TERMS, weighed_product
+from .weighed_products import weighed_product
 
 
 def summed_product(info: NestAccess) -> tuple[Loop, Loop] | None:
@@ -63,8 +63,8 @@ def summed_tile(info: NestAccess, gpu: Gpu) -> Tile | None:
     (node,) = info.root.children
     depths = [range_of(one.size, info.ranges).hi or 1 for child in node.children for one in child.loops]
     blocks = [
-        max(MIN_DOT_SIDE, min(most, power_of_two(range_of(one.size, info.ranges).hi or most)))
-        for one, most in zip(found, (WEIGHED_ROWS, STEP_TERMS), strict=True)
+        max(MIN_DOT_SIDE, min(WEIGHED_SIDE, power_of_two(range_of(one.size, info.ranges).hi or WEIGHED_SIDE)))
+        for one in found
     ]
     rest = [one for one in info.root.loops if one not in found]
     axes = [([one], block) for one, block in zip(found, blocks, strict=True)]

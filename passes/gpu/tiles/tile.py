@@ -21,6 +21,8 @@ apart for the warp to load side by side, or to wait for all at once."""
 MAX_UNROLLED_INNER_TRIPS = 8
 """Iterations of a single loop inside of a nest that become straight code."""
 MAX_WARPS = Gpu.max_warps
+STREAM_STAGES = 3
+"""Iterations under way of a loop that streams through memory."""
 MIN_DOT_SIDE = 16
 """The shortest side of what the units for matrix products take."""
 

@@ -28,18 +28,14 @@ from ...analysis.needed_terms import needed_terms
 from ...analysis.nest_access import Loop, NestAccess, Node
 from ...analysis.schedule_attrs import fix
 from ...cost.block_price import PROGRAM_WARPS
-from ...cost.contraction_price import MAX_WEIGHED_ELEMENTS, WEIGHED_ROWS
+from ...cost.contraction_price import MAX_WEIGHED_ELEMENTS, WEIGHED_SIDE
 from ...cost.machine.gpu import Gpu
 from .product_nests import exact_types, factors
-from .tile import MIN_DOT_SIDE, Tile, power_of_two
+from .tile import MIN_DOT_SIDE, STREAM_STAGES, Tile, power_of_two
 
-STEP_TERMS = 64
-"""Terms that a program weighs at once."""
 SHORT_COLUMNS = 64
 """Columns up to which addresses of a block's rows cost less than waiting for the unit that copies blocks; so they do where no mask bounds
 the loop."""
-WEIGHED_STAGES = 3
-"""Blocks of terms under way; one less where a row has more than half of the most columns."""
 
 
 @dataclass(frozen=True)
@@ -191,11 +187,11 @@ def weighed_tile(info: NestAccess, gpu: Gpu, least_rows: int = MIN_DOT_SIDE) -> 
     columns = max(MIN_DOT_SIDE, power_of_two(most))
     rest = [one for one in info.root.loops if one is not found.rows and one is not found.columns]
     wide = columns > MAX_WEIGHED_ELEMENTS // 2
-    all_rows = power_of_two(range_of(found.rows.size, info.ranges).hi or WEIGHED_ROWS)
+    all_rows = power_of_two(range_of(found.rows.size, info.ranges).hi or WEIGHED_SIDE)
     groups = 2 if wide and gpu.multiplies_in_groups else 1  # of four warps, which have rows of their own: no sum of a row crosses them
-    rows = max(least_rows, min(groups * WEIGHED_ROWS, all_rows))
+    rows = max(least_rows, min(groups * WEIGHED_SIDE, all_rows))
     rows, step = _shared_blocks(info, found, rows)
-    stages = _stages(info, found, rows, columns, WEIGHED_STAGES - wide, gpu)
+    stages = _stages(info, found, rows, columns, STREAM_STAGES - wide, gpu)  # fewer of long rows
     (node,) = info.root.children
     copies = int(gpu.copies_blocks and columns > SHORT_COLUMNS and (bool(needed_terms(info, node)) or any(map(is_list, node.children))))
     axes = [([found.rows], rows), ([found.columns], columns)]
@@ -206,7 +202,7 @@ def _shared_blocks(info: NestAccess, found: WeighedProduct, rows: int) -> tuple[
     """How many rows a program has, and how many terms it weighs at once: where lists say which terms count, rows that share them, and terms
     of one block."""
     lists = listed_blocks(info, info.root.children[0])
-    step = math.gcd(STEP_TERMS, *(one.block for one in lists))
+    step = math.gcd(WEIGHED_SIDE, *(one.block for one in lists))
     return math.gcd(rows, rows_of_block(lists, found.rows.dim) or rows), step
 
 
@@ -228,7 +224,7 @@ def _stages(info: NestAccess, found: WeighedProduct, rows: int, columns: int, mo
             streamed[access.buffer] = max(length * width, streamed.get(access.buffer, 0))
         elif found.rows.dim in known:
             kept[access.buffer] = max(length * width, kept.get(access.buffer, 0))
-    resident, each = rows * sum(kept.values()), STEP_TERMS * (sum(streamed.values()) + sum(around.values()))
+    resident, each = rows * sum(kept.values()), WEIGHED_SIDE * (sum(streamed.values()) + sum(around.values()))
     alone, beside = ((room - resident) // max(1, each) for room in (gpu.shared, gpu.shared // 2))
     stages = max(1, min(most, alone))
-    return stages if found.is_softmax or beside >= stages else min(stages, max(beside, WEIGHED_STAGES - 1))
+    return stages if found.is_softmax or beside >= stages else min(stages, max(beside, STREAM_STAGES - 1))

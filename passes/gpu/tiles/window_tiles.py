@@ -8,21 +8,19 @@ from __future__ import annotations
 from ....dialects import loop
 from ....dialects.expr import ONE, ZERO, exact_quotient, linear_coeff
 from ...analysis.nest_access import Access, Loop, NestAccess
-from ...cost.machine.gpu import VECTOR_HALVES
-from .tile import Sizes, Tile, power_of_two, warps_for
+from ...cost.machine.gpu import VECTOR_HALVES, Gpu
+from .tile import COPIED_TILE_ELEMENTS, MAX_UNROLLED_INNER_TRIPS, Sizes, Tile, power_of_two, warps_for
 
-MAX_WINDOW_LENGTH = 8
-"""Places of a window along one loop at most: it is straight code, or a short loop."""
-PROGRAM_CHANNELS, MIN_PROGRAM_CHANNELS = 64, 32
-"""Channels of a program: as many, or fewer where these divide their number."""
-PROGRAM_ROWS = 16
+PROGRAM_CHANNELS = 64
+"""Channels of a program: as many, or those of one warp where these divide their number."""
+PROGRAM_ROWS = COPIED_TILE_ELEMENTS // PROGRAM_CHANNELS
 """Rows of a program."""
 
 
 def overlap(image: Access, one: Loop, along: Loop) -> int:
     """The places of windows along a loop inside, where the next iteration of the loop `one` begins at one of them; 0 where it does not."""
     places, step, next_one = along.size.value, linear_coeff(image.offset, along.dim), linear_coeff(image.offset, one.dim)
-    if places is None or places > MAX_WINDOW_LENGTH or step is None or step is ZERO or next_one is None:
+    if places is None or places > MAX_UNROLLED_INNER_TRIPS or step is None or step is ZERO or next_one is None:
         return 0
     apart = exact_quotient(next_one, step)
     return places if apart is not None and apart.value is not None and 0 < apart.value < places else 0
@@ -51,7 +49,7 @@ def window_tile(info: NestAccess, sizes: Sizes) -> Tile | None:
 def _tile(info: NestAccess, lane: Loop, y: Loop, sizes: Sizes) -> Tile:
     width, height = sizes(lane.size), sizes(y.size)
     even = width & -width
-    block = min(PROGRAM_CHANNELS, even if even >= MIN_PROGRAM_CHANNELS else power_of_two(width))
+    block = min(PROGRAM_CHANNELS, even if even >= Gpu.lanes else power_of_two(width))
     rows = min(PROGRAM_ROWS, power_of_two(height))
     others = [one for one in info.root.loops if one is not lane and one is not y]
     # of fewer coefficients than threads, Triton has each thread load its own; others go through shared memory, all warps waiting

@@ -26,7 +26,7 @@ from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.pointwise import PointwiseOp
 from ....dialects.nd.types import element_bytes, tensor_type
 from ....dialects.support.replace import erase_op
-from ...cost.contraction_price import MAX_JOINED_COLUMNS, MAX_WEIGHED_ELEMENTS, WEIGHED_ROWS, Weighing, rate_name
+from ...cost.contraction_price import MAX_JOINED_COLUMNS, MAX_WEIGHED_ELEMENTS, WEIGHED_SIDE, Weighing, rate_name
 from ...cost.library_cost import bytes_of, size
 from .carried_scores import COMPUTED, VIEWS, source
 
@@ -87,8 +87,8 @@ class SummedWeights:
         depth = added * sum(size(tensor_type(score.lhs).dims[-1], hints) for score in self.scores)
         given = dict.fromkeys(source(v) for v in (*(v for score in self.scores for v in score.operands), *self.beside))
         moved = sum(bytes_of(v, hints) for v in given) + bytes_of(op.result, hints)
-        blocks = prod(batch) // max(1, added) * ceil(columns / WEIGHED_ROWS)
-        return Weighing(blocks, rows, min(columns, WEIGHED_ROWS), depth, 0, rate_name(kind), element_bytes(kind), float(moved))
+        blocks = prod(batch) // max(1, added) * ceil(columns / WEIGHED_SIDE)
+        return Weighing(blocks, rows, min(columns, WEIGHED_SIDE), depth, 0, rate_name(kind), element_bytes(kind), float(moved))
 
 
 @dataclass(frozen=True)

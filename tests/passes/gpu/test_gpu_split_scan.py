@@ -35,7 +35,7 @@ def splits(monkeypatch):
     found: list[object] = []
     rewrite = split_scan._Split.rewrite
     monkeypatch.setattr(split_scan._Split, "rewrite", lambda self: (found.append(self), rewrite(self))[1])
-    monkeypatch.setattr(split_scan, "SCANNED_PART_ELEMENTS", 8)
+    monkeypatch.setattr(split_scan, "LONG_ROW_STEP_ELEMENTS", 8)
     monkeypatch.setattr(split_scan, "MIN_SPEEDUP", 0.0)
     monkeypatch.setattr(config, "SCANNED_STEP_ELEMENTS", 8)
     with isolated():
