@@ -25,10 +25,10 @@ from ..loop.transform.loop_rewrite import replace_loops
 from ..loop.transform.loop_split_reduction import LoopSplitReduction
 from ..loop.transform.nest_transform import Refused
 from ..manager.pass_manager import Pass
-from .short_runs import MIN_PART_ELEMENTS, short_run
+from .short_runs import short_run
 from .tiles.product_nests import block_reduction
 from .tiles.product_tiles import product_parts, product_tile
-from .tiles.rules import MAX_UNROLLED_TRIPS, TILE_COLUMNS, column_loop
+from .tiles.rules import MAX_UNROLLED_TRIPS, REDUCTION_TILE_ELEMENTS, TILE_COLUMNS, column_loop
 from .tiles.summed_products import summed_product
 from .tiles.tile import Sizes, Tile
 from .tiles.weighed_products import weighed_tile
@@ -139,10 +139,10 @@ class GpuSplitReduction(Pass):
         trips = sizes(product(reduce.loop_sizes))
         alone = all(isinstance(o, (loop.ReduceOp, loop.StoreOp)) for o in nest.block.ops if isinstance(o, (loop.LoopLike, loop.StoreOp)))
         enough = SPLIT_PROGRAMS_PER_MULTIPROCESSOR if alone else IDLE_PROGRAMS_PER_MULTIPROCESSOR
-        if programs >= enough * gpu.multiprocessors or trips <= MAX_UNROLLED_TRIPS or trips * block < 2 * MIN_PART_ELEMENTS:
+        if programs >= enough * gpu.multiprocessors or trips <= MAX_UNROLLED_TRIPS or trips * block < 2 * REDUCTION_TILE_ELEMENTS:
             return 1
         most = self.programs or PROGRAMS_PER_MULTIPROCESSOR * gpu.multiprocessors
-        return min(-(-most // programs), trips * block // MIN_PART_ELEMENTS)
+        return min(-(-most // programs), trips * block // REDUCTION_TILE_ELEMENTS)
 
 
 def programs_of(info: NestAccess, sizes: Sizes) -> tuple[int, int]:

@@ -41,8 +41,7 @@ from ..loop.transform.split_loop import SplitLoop, clone_iteration, only_where
 from ..manager.pass_manager import Pass
 from .gpu_fission import MIN_SPEEDUP
 from .gpu_split_reduction import MIN_SPLIT_PARTS, SPLIT_PROGRAMS_PER_MULTIPROCESSOR, programs_of
-from .short_runs import MIN_PART_ELEMENTS
-from .tiles.rules import LONG_ROW_STEP_ELEMENTS, MAX_UNROLLED_TRIPS, choose, column_loop
+from .tiles.rules import LONG_ROW_STEP_ELEMENTS, MAX_UNROLLED_TRIPS, REDUCTION_TILE_ELEMENTS, choose, column_loop
 from .tiles.tile import Sizes, bytes_moved, power_of_two
 
 KINDS = {"sum": "sum", "prod": "prod", "scaled_prod": "scaled_prod", "max": "argmax", "min": "argmin", "logsumexp": "softmax"}
@@ -134,7 +133,7 @@ class _Split:
                 if op.loop_sizes[0] is not self.size:
                     raise Refused("the nest has scans of several lengths")
             elif isinstance(op, loop.LoopLike):
-                short = isinstance(op, loop.ReduceOp) and self.sizes(product(op.loop_sizes)) <= MIN_PART_ELEMENTS
+                short = isinstance(op, loop.ReduceOp) and self.sizes(product(op.loop_sizes)) <= REDUCTION_TILE_ELEMENTS
                 if not short or any(isinstance(o, loop.StoreOp) for o in loop.walk_bodies(op)):
                     raise Refused(f"the nest has another loop over {' x '.join(map(str, op.loop_sizes))}")
         for scan in self.scans:

@@ -15,11 +15,8 @@ from ...dialects.expr.views import linear_coeff
 from ...dialects.nd.types import element_bytes
 from ..analysis.nest_access import Access, Loop, NestAccess, Node
 from ..cost.machine.gpu import LINE_BYTES
+from .tiles.rules import REDUCTION_TILE_ELEMENTS
 from .tiles.tile import Sizes, bytes_moved
-
-MIN_PART_ELEMENTS = 4096
-"""Elements that a program of a split reduction reads at least; a reduction that is shorter stays whole, and a shorter row is not worth
-another kernel."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ class ShortRun:
 
 def short_run(info: NestAccess, node: Node, sizes: Sizes) -> ShortRun | None:
     """The runs that most of what a reduction loads consists of, if these are shorter than LINE_BYTES and its rows long; or None."""
-    if not isinstance(node.op, loop.ReduceOp) or sizes.trips(node.loops) < MIN_PART_ELEMENTS:
+    if not isinstance(node.op, loop.ReduceOp) or sizes.trips(node.loops) < REDUCTION_TILE_ELEMENTS:
         return None
     moved = [(access, n) for access, _, n in bytes_moved(node, info, sizes) if not access.is_store]
     for one in node.loops:

@@ -34,7 +34,7 @@ from .rules import MAX_BLOCK_ELEMENTS, MIN_TILE_COLUMNS, choose, column_loop, ha
 from .tile import MIN_DOT_SIDE, Sizes, Tile, power_of_two
 from .value_tiles import SQUARE_SIDE, only_sets
 
-MAX_GROUP_PROGRAMS = 32
+MAX_GROUP_PROGRAMS = Gpu.lanes
 """Programs that may share a tile: each lane of a warp looks after one of them."""
 LOOP_KEYS = ("axes", "blocks", "grid_loops")
 NUMBERS = ("reduction_block", "chunks", "stages", "warps")

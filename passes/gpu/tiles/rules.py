@@ -83,7 +83,7 @@ MIN_TILE_COLUMNS = 8
 """The same where these would not keep every multiprocessor busy: 32 bytes of f32 are what memory gives at once."""
 REDUCTION_TILE_ELEMENTS = 4096
 """Elements of such a tile, of one that does several reductions of a row side by side, and those that are read at once of a row that is read
-once."""
+once. A program of a split reduction reads as many at least: a row that is shorter is not worth another kernel."""
 STATES_TILE_ELEMENTS = 512
 """The same where each column has several numbers (Welford's): more of them would be registers."""
 MAX_ALL_WARPS_ELEMENTS = ROW_THREAD_ELEMENTS * Gpu.lanes * MAX_WARPS

@@ -29,7 +29,7 @@ def runs(monkeypatch):
         return run
 
     monkeypatch.setattr(split, "short_run", asked)
-    monkeypatch.setattr(short_runs, "MIN_PART_ELEMENTS", 64)
+    monkeypatch.setattr(short_runs, "REDUCTION_TILE_ELEMENTS", 64)
     with isolated():
         stepwell.register_target(InterpretedTarget, replace=True)
         yield found
