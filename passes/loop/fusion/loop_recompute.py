@@ -5,7 +5,8 @@
     A: t[i, j] = x[i, j] + b[j]         B: ... t[i, k] ...    ->    B: ... x[i, k] + b[k] ...
 
 A reader moves as many bytes as before, and nobody writes the tensor. Where the value needs numbers of a row (M), these are stored instead;
-small tensors beside the one (b, the bias of a convolution) are read again by everyone.
+small tensors beside the one (b, the bias of a convolution) are read again by everyone. A factor of products stays in memory: each block of
+them would compute it again, and the units for products wait for it.
 """
 
 from __future__ import annotations
@@ -82,10 +83,17 @@ def _plan(nest: loop.NestOp, number: int) -> _Plan | None:
     store = final_store(result)
     if store is None or not loads or len(loads) < len(readers) or nest.out_args[number].uses.get_length() != 1 or not survives(store):
         return None
+    if any(map(_is_factor, loads)):
+        return None
     around = store.parent_op()
     assert isinstance(around, loop.LoopLike)
     plan = _Plan(store, loads)
     return plan if (around is nest or _is_long(around)) and _collect(plan, nest, result.type) else None
+
+
+def _is_factor(load: loop.LoadOp) -> bool:
+    """Whether an element is a factor of terms of a matrix product."""
+    return any(loop.is_contracted(use.operation) for use in load.result.uses)
 
 
 def _is_long(row: loop.LoopLike) -> bool:

@@ -150,3 +150,32 @@ func.func @gathered(%x: !nd.tensor<5 x 100 x f32>, %at: !nd.tensor<70 x i64>) ->
   }
   func.return %r : !nd.tensor<70 x 100 x f32>
 }
+
+// -----
+
+// a factor of products stays in memory: each block of products would compute it again
+
+// CHECK-LABEL: @factor
+// CHECK: [[T:%.*]] = loop.nest ({{.*}} = 128, {{.*}} = 256)
+// CHECK: loop.load [[T]]
+func.func @factor(%x: !nd.tensor<128 x 256 x bf16>, %w: !nd.tensor<512 x 256 x bf16>) -> !nd.tensor<128 x 512 x f32> {
+  %0 = loop.empty : !nd.tensor<128 x 256 x bf16>
+  %t = loop.nest (%i = 128, %j = 256) outs(%a = %0 : !nd.tensor<128 x 256 x bf16>) {
+    %v = loop.load %x[%i, %j] : !nd.tensor<128 x 256 x bf16> -> f32
+    %d = arith.addf %v, %v : f32
+    %h = arith.truncf %d : f32 to bf16
+    %e = arith.extf %h : bf16 to f32
+    loop.store %e, %a[%i, %j] : f32, !nd.tensor<128 x 256 x bf16>
+  }
+  %1 = loop.empty : !nd.tensor<128 x 512 x f32>
+  %r = loop.nest (%i = 128, %n = 512) outs(%o = %1 : !nd.tensor<128 x 512 x f32>) {
+    %p = loop.reduce (%k = 256) sum {
+      %v = loop.load %t[%i, %k] : !nd.tensor<128 x 256 x bf16> -> f32
+      %u = loop.load %w[%n, %k] : !nd.tensor<512 x 256 x bf16> -> f32
+      %term = arith.mulf %v, %u fastmath<contract> : f32
+      loop.yield %term : f32
+    } -> f32
+    loop.store %p, %o[%i, %n] : f32, !nd.tensor<128 x 512 x f32>
+  }
+  func.return %r : !nd.tensor<128 x 512 x f32>
+}
