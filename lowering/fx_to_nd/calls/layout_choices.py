@@ -17,6 +17,7 @@ from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, IntegerAttr, i64
 from xdsl.ir import Attribute
 
 from ....dialects.expr import ONE
+from ....passes.cost.convolution_cost import Convolution, computed_here, library_ns, own_ns
 from ....passes.cost.machine.gpu_rates import HOST_BOUND_CONVOLUTION
 from ....passes.cost.machine.prices import prices
 from ..core.importer import Importer
@@ -101,7 +102,7 @@ def onednn_cost(sizes: Sequence[Any], x: torch.Tensor, transposed: bool, groups:
         return None
     source, weight, result = sizes
     saved = _onednn_saved(weight, groups)[0]
-    return (_onednn_weight(weight) - saved * (prod(source) + prod(result))) * x.element_size()
+    return (_onednn_weight(weight) - saved * (prod(source) + prod(result))) * x.element_size() - _pixel_product_saves(sizes, x, groups)
 
 
 def onednn_gradient_cost(sizes: Sequence[Any], x: torch.Tensor, transposed: bool, groups: int, wanted: Sequence[bool]) -> float | None:
@@ -111,7 +112,19 @@ def onednn_gradient_cost(sizes: Sequence[Any], x: torch.Tensor, transposed: bool
     source, weight, result = sizes
     count = sum(map(bool, wanted[:2]))
     saved = _onednn_saved(weight, groups)[1] * count / 2
-    return (_onednn_weight(weight) * count - saved * (prod(source) + prod(result))) * x.element_size()
+    products = (wanted[0] and source[2:] == result[2:]) + bool(wanted[1])
+    by_calls = (_onednn_weight(weight) * count - saved * (prod(source) + prod(result))) * x.element_size()
+    return by_calls - products * _pixel_product_saves(sizes, x, groups)
+
+
+def _pixel_product_saves(sizes: Sequence[Any], x: torch.Tensor, groups: int) -> float:
+    """Nanoseconds that a product of pixels and channels saves, which is computed in place of a call channels-last
+    (nd-convolution-products); 0 of wider windows."""
+    (samples, channels, *_), weight, result = sizes
+    if groups != 1 or prod(weight[2:]) != 1 or x.dtype != torch.float32:
+        return 0.0
+    product = Convolution((samples, channels, *result[2:]), tuple(weight), tuple(result), 1, False, True, True, x.element_size())
+    return library_ns(product) - own_ns(product) if computed_here(product) else 0.0
 
 
 def _onednn_saved(weight: Sequence[int], groups: int) -> tuple[float, float]:

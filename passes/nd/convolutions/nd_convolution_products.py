@@ -5,7 +5,8 @@
 The views are read where they lie if channels lie side by side in %x: `loop-layout` sees to that for what computes it. What follows reads
 rows of channels. A depthwise convolution is sums of windows (nd_small_convolutions.py) with its lanes along the channels, where the weight
 has them side by side (weights that are constants are laid out so: lowering/fx/post_grad/weight_order.py). passes/cost/convolution_cost.py
-has the prices. Convolutions whose operands are kept for gradients stay calls: the library computes those, from operands by rows.
+has the prices. Convolutions whose operands are kept for gradients stay calls: the library computes those, from operands by rows. Those of
+one pixel whose channels lie side by side do not, nor do their gradients (gradient_products.py).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from ..products.convolutions.nests import padded
 from ..products.convolutions.patches import cast
 from ..products.nd_small_convolutions import as_windows
 from ..quantised.byte_convolutions import as_byte_product
+from .gradient_products import gradients_as_products, is_last, pixel_gradients
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,12 @@ class NdConvolutionProducts(Pass):
             return
         symbols, hints, eager = nd.symbol_ranges(op), symbol_hints(op), keeps_eager_numerics(op)
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
-            found = [o for o in func.body.block.ops if isinstance(o, nd.ConvOp)]
+            ops = list(func.body.block.ops)
+            found = [o for o in ops if isinstance(o, nd.ConvOp)]
+            gradients = {o for o in ops if isinstance(o, nd.ExternOp) and pixel_gradients(o, hints)}
             last = func.body.block.last_op
             saved = set(last.operands) if last is not None else set[SSAValue]()
-            chosen = {o for o in found if not saved.intersection(o.operands[:2]) and self._pays(o, hints)}
+            chosen = {o for o in found if (_is_pixel_of_channels(o) or not saved.intersection(o.operands[:2])) and self._pays(o, hints)}
 
             def byte_product(rw: Rewriter, conv: Operation) -> SSAValue | None:
                 return None if eager or not isinstance(conv, nd.ConvOp) else as_byte_product(rw, conv)
@@ -63,9 +67,14 @@ class NdConvolutionProducts(Pass):
                     return None
                 return as_pixel_product(rw, conv) if conv.groups.data == (1,) else as_windows(rw, conv)
 
-            if found:
-                rewriter = Rewriter(func, {nd.ConvOp: [byte_product, convolution_product]}, symbols)
+            def gradient_product(rw: Rewriter, call: Operation, gradients: set[nd.ExternOp] = gradients) -> SSAValue | None:
+                return gradients_as_products(rw, call) if isinstance(call, nd.ExternOp) and call in gradients else None
+
+            if found or gradients:
+                rules = {nd.ConvOp: [byte_product, convolution_product], nd.ExternOp: [gradient_product]}
+                rewriter = Rewriter(func, rules, symbols)
                 rewriter.run()
+                self.statistic("num-gradients", rewriter.changed.get("gradient_product", 0))
                 self.statistic("num-convolutions", rewriter.changed.get("convolution_product", 0))
                 self.statistic("num-byte-convolutions", rewriter.changed.get("byte_product", 0))
 
@@ -73,7 +82,7 @@ class NdConvolutionProducts(Pass):
         facts = _facts(op, hints)
         if facts is None or not computed_here(facts):
             return False
-        return facts.is_pointwise or _is_by_channels(op)
+        return facts.is_pointwise or _is_pixel_of_channels(op) or _is_by_channels(op)
 
 
 def _facts(op: nd.ConvOp, hints: Mapping[str, int]) -> Convolution | None:
@@ -85,6 +94,13 @@ def _facts(op: nd.ConvOp, hints: Mapping[str, int]) -> Convolution | None:
     width = element_bytes(types[0].element_type) if types[0].element_type in FLOATS else 0
     few, known = has_few_taps(weight[2:], op.dilation.data[-1]), all(n.value is not None for n in types[2].dims[2:])
     return Convolution(image, weight, result, op.groups.data[0], op.transposed is not None, few, known, width)
+
+
+def _is_pixel_of_channels(op: nd.ConvOp) -> bool:
+    """Whether windows have one pixel, and the channels of the image lie side by side."""
+    is_pixel = op.groups.data == (1,) and all(n is ONE for n in tensor_type(op.weight).dims[2:]) and not any(op.padding.data)
+    layouts = op.attributes.get("operand_layouts")
+    return is_pixel and isinstance(layouts, ArrayAttr) and is_last(layouts, 0)
 
 
 def _is_by_channels(op: nd.ConvOp) -> bool:

@@ -17,7 +17,7 @@ from stepwell.lowering.fx.joint import recomputable
 class Block(nn.Module):
     def __init__(self, norm: nn.Module, activation):
         super().__init__()
-        self.conv, self.norm, self.after = nn.Conv2d(4, 8, 3, padding=1), norm, nn.Conv2d(8, 4, 1)
+        self.conv, self.norm, self.after = nn.Conv2d(4, 8, 3, padding=1), norm, nn.Conv2d(8, 4, 3, padding=1)
         self.activation = activation
 
     def forward(self, x):
@@ -262,7 +262,7 @@ def test_a_frozen_normalisation_keeps_nothing(wanted, memory_format, kept):
     class Frozen(nn.Module):
         def __init__(self):
             super().__init__()
-            self.before, self.norm, self.after = nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 1)
+            self.before, self.norm, self.after = nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3)
             self.norm.running_var.uniform_(0.5, 2)
             self.norm.weight.requires_grad_(wanted[0]), self.norm.bias.requires_grad_(wanted[1])
 

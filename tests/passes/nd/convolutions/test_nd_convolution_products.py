@@ -138,3 +138,51 @@ def test_a_network_hands_channels_on():
     with torch.no_grad():
         torch.testing.assert_close(f(x), net(x), atol=1e-4, rtol=1e-4)
     assert stepwell.counters["extern"] == 0
+
+
+def step(net, f, x):
+    net.zero_grad()
+    f(x).square().sum().backward()
+    return [x.grad, *(p.grad for p in net.parameters())]
+
+
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.spread)])
+def test_gradients_of_pixels(dynamic):
+    """Windows of one pixel between others, with and without steps and bias: their gradients are products, and those of eager."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    net = nn.Sequential(
+        nn.Conv2d(16, 48, 1), nn.Conv2d(48, 48, 3, padding=1, groups=3), nn.SiLU(), nn.Conv2d(48, 64, 1, bias=False), nn.ReLU(),
+        nn.Conv2d(64, 32, 1, stride=2),
+    ).to(memory_format=torch.channels_last)  # fmt: skip
+    exact, f = copy.deepcopy(net).double(), torch.compile(net, backend="stepwell", dynamic=dynamic)
+    for shape in ((2, 16, 9, 11), *(((3, 16, 12, 7),) if dynamic else ())):
+        x = torch.randn(shape).to(memory_format=torch.channels_last).requires_grad_()
+        want = step(exact, exact, x.detach().double().requires_grad_())
+        for a, b in zip(step(net, f, x), want, strict=True):
+            torch.testing.assert_close(a.double(), b, atol=1e-3, rtol=1e-3)
+            # of dimensions of one element, eager's depend on the number of threads
+            assert all(n == 1 or i == j for n, i, j in zip(a.shape, a.stride(), b.stride(), strict=True))
+
+
+def gradients(order, stride, mask):
+    """What the pass makes of the gradients of windows of one pixel, images in an order of memory."""
+    g, x = (torch.randn(2, c, n, n).to(memory_format=order) for c, n in ((64, 20 // stride), (32, 20)))
+    w = torch.randn(64, 32, 1, 1)
+
+    def backward(g, x, w):
+        found = torch.ops.aten.convolution_backward(g, x, w, [64], [stride] * 2, [0, 0], [1, 1], False, [0, 0], 1, mask)
+        return tuple(one for one in found if one is not None)
+
+    found, want = passed(backward, g, x, w), backward(g, x, w)
+    for a, b in zip(run_nd(found.module, [g, x, w]), want, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)
+    return [type(op) for op in found.module.walk() if isinstance(op, nd.ExternOp | nd.MatmulOp)]
+
+
+def test_which_gradients_are_products():
+    last, rows = torch.channels_last, torch.contiguous_format
+    assert gradients(last, 1, [True, True, True]) == [nd.MatmulOp, nd.MatmulOp]
+    assert gradients(last, 1, [False, True, False]) == [nd.MatmulOp]
+    assert gradients(last, 2, [True, True, False]) == [nd.ExternOp, nd.MatmulOp]
+    assert gradients(rows, 1, [True, True, False]) == [nd.ExternOp]
