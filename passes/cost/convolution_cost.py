@@ -58,7 +58,8 @@ class Prices:
     """Of float32, one thread. `product_gflops`: a generated product whose columns fill vectors of `lanes`; `product_bytes_ns`: each byte of
     image and result that it moves; `tap_ns`: one term of `lanes` sums of a depthwise nest. `call_ns`, `reorder_ns_per_byte`,
     `library_gflops`, `depthwise_gflops`: the library's call, each byte around its kernel, its rates. `winograd_tap_ns`: each term of a byte
-    that Winograd's transforms store; `weight_bytes_ns`: each byte of its weights, which few rows meet."""
+    that Winograd's transforms store; `weight_bytes_ns`: each byte of its weights, which few rows meet. `weight_tap_ns`: one
+    term of `lanes` sums of the gradient by a depthwise weight; `wide_weight_gflops`: the library's for windows beyond `narrow_window`."""
 
     lanes: int
     product_gflops: float
@@ -70,6 +71,9 @@ class Prices:
     depthwise_gflops: float
     winograd_tap_ns: float
     weight_bytes_ns: float
+    weight_tap_ns: float
+    narrow_window: int
+    wide_weight_gflops: float
 
 
 PRICES = prices("cpu_convolutions", Prices)
@@ -96,6 +100,14 @@ def computed_here(c: Convolution) -> bool:
         return False
     has_form = c.is_depthwise or (c.groups == 1 and (c.is_pointwise or (c.few_taps and c.known_places)))
     return has_form and own_ns(c) < library_ns(c)
+
+
+def weight_gradient_here(c: Convolution) -> bool:
+    """Whether the gradient by the weight of a depthwise convolution of float32 costs less as sums of ours."""
+    if c.transposed or c.element_bytes != 4 or not c.is_depthwise or 0 in (*c.image, *c.weight, *c.result):
+        return False
+    rate = PRICES.depthwise_gflops if c.weight[-1] <= PRICES.narrow_window else PRICES.wide_weight_gflops
+    return own_ns(c) * PRICES.weight_tap_ns / PRICES.tap_ns < PRICES.call_ns + c.flops / rate
 
 
 def has_few_taps(window: Sequence[int], dilation: int) -> bool:

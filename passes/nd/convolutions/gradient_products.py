@@ -1,8 +1,9 @@
-"""Gradients of convolutions with windows of one pixel as products of pixels and channels, where those lie side by side.
+"""Gradients of convolutions whose channels lie side by side: of windows of one pixel as products, of depthwise ones by the weight as sums.
 
     %dx, %dw = aten.convolution_backward %g, %x, %w   ->   %dx = %g [N x places, O] times %w [O, C] ; %dw = [O, N x places] of %g times %x
+    %dw = aten.convolution_backward %g, %x, %w, groups of one channel   ->   nd.reduce "sum", over samples and places, of %g times windows
 
-The gradient by the image of windows that step over pixels stays a call: it has zeros between them. That by the bias is a sum.
+The gradient by the image of windows that step over pixels, and of depthwise ones, stays a call. That by the bias is a sum.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from ....dialects.expr import ONE, Expr, IndexMap, dim, product
 from ....dialects.expr.syntax import IndexMapAttr
 from ....dialects.nd.base import IntsAttr
 from ....dialects.nd.call_args import Arg, Call, CallAttr
+from ....dialects.nd.pointwise import OPS
 from ....dialects.nd.types import FLOATS, LayoutAttr, TensorType, element_bytes, tensor_type
-from ...cost.convolution_cost import Convolution, computed_here
+from ...cost.convolution_cost import Convolution, computed_here, weight_gradient_here
 from ...cost.library_cost import size
 from ..algebra.rewriter import Rewriter
+from ..products.convolutions.nests import padded_windows
 from ..products.pixel_products import BACKWARD
 
 
@@ -31,40 +34,69 @@ def is_last(layouts: ArrayAttr | None, k: int) -> bool:
     return isinstance(layout, LayoutAttr) and len(layout.stride_exprs) > 1 and layout.stride_exprs[1] is ONE
 
 
-def pixel_gradients(op: nd.ExternOp, hints: Mapping[str, int]) -> bool:
-    """Whether a call computes such gradients, of channels side by side, and products of ours cost less."""
+def computes_gradients(op: nd.ExternOp, hints: Mapping[str, int]) -> bool:
+    """Whether a call computes such gradients, of channels side by side, and code of ours costs less."""
     if op.call.data.target != BACKWARD or op.call.data.kwargs or op.schedule is not None:
         return False
-    g, x, w, _, _, padding, _, transposed, _, groups, wanted = op.call.data.args
-    if transposed or groups != 1 or any(padding) or len(op.results) != sum(map(bool, wanted)):
+    g, x, w, _, stride, padding, dilation, transposed, _, groups, wanted = op.call.data.args
+    if transposed or len(op.results) != sum(map(bool, wanted)) or not all(isinstance(a, Arg) for a in (g, x, w)):
         return False
-    if not all(isinstance(a, Arg) for a in (g, x, w)) or not all(is_last(op.operand_layouts, a.index) for a in (g, x)):
+    if not all(is_last(op.operand_layouts, a.index) for a in (g, x)):
         return False
     gradient, image, weight = (tensor_type(op.operands[a.index]) for a in (g, x, w))
-    if any(n is not ONE for n in weight.dims[2:]) or any(n.value is None for n in weight.dims):
+    if any(n.value is None for n in weight.dims):
         return False
     samples, out, *places = (size(n, hints) for n in gradient.dims)
-    channels = size(image.dims[1], hints)
     width = element_bytes(image.element_type) if image.element_type in FLOATS else 0
-    back = (samples, out, *places), (channels, out, *[1] * len(places)), (samples, channels, *places)
-    return computed_here(Convolution(*back, 1, False, True, True, width))
+    source, window, result = (tuple(size(n, hints) for n in t.dims) for t in (image, weight, gradient))
+    if groups == 1 and prod(window[2:]) == 1 and not any(padding):
+        back = (samples, out, *places), (source[1], out, *[1] * len(places)), (samples, source[1], *places)
+        return computed_here(Convolution(*back, 1, False, True, True, width))
+    spelled = all(len(n) == len(places) for n in (stride, padding, dilation))
+    return spelled and bool(wanted[1]) and weight_gradient_here(Convolution(source, window, result, groups, False, True, True, width))
 
 
 def gradients_as_products(rw: Rewriter, op: nd.ExternOp) -> SSAValue | None:
-    """What such a call gives, as products: the first result; the others are replaced here."""
-    g, x, w, _, stride, *_, wanted = op.call.data.args
+    """What such a call gives, as products and sums: the first result; the others are replaced here."""
+    g, x, w, _, stride, padding, dilation, _, _, groups, wanted = op.call.data.args
     gradient, image, weight = (op.operands[a.index] for a in (g, x, w))
     steps = [int(n) for n in stride] * (1 if len(stride) > 1 else tensor_type(image).rank - 2)
-    is_stepping = prod(steps) > 1
+    stays = prod(steps) > 1 or groups > 1
+
+    def by_weight() -> SSAValue:
+        if groups > 1:
+            return _by_depthwise_weight(rw, gradient, image, tensor_type(weight), (stride, dilation, padding))
+        return _by_weight(rw, gradient, image, tensor_type(weight), steps)
+
     makers: tuple[Callable[[], SSAValue], ...] = (
-        lambda: _call_by_image(rw, op) if is_stepping else _by_image(rw, gradient, weight, tensor_type(image)),
-        lambda: _by_weight(rw, gradient, image, tensor_type(weight), steps),
+        lambda: _call_by_image(rw, op) if stays else _by_image(rw, gradient, weight, tensor_type(image)),
+        by_weight,
         lambda: _by_bias(rw, gradient),
     )
     made = [make() for make, is_wanted in zip(makers, wanted, strict=True) if is_wanted]
     for old, new in zip(op.results[1:], made[1:], strict=True):
         old.replace_all_uses_with(new)
     return made[0] if made else None
+
+
+def _by_depthwise_weight(
+    rw: Rewriter, gradient: SSAValue, image: SSAValue, weight: TensorType, steps: tuple[Sequence[int], Sequence[int], Sequence[int]]
+) -> SSAValue:
+    """Sums over [window, C, N, places] of the gradient times the image at each place of the window."""
+    (samples, channels, *places), window = tensor_type(gradient).dims, weight.dims[2:]
+    stride, dilation, _ = steps
+    source, spatial = padded_windows(rw, image, places, window, *steps), len(places)
+    sizes = *window, channels, samples, *places
+    at = [dim(2 + spatial + k) * int(stride[k]) + dim(k) * int(dilation[k]) for k in range(spatial)]
+    windows = IndexMap(len(sizes), (dim(1 + spatial), dim(spatial), *at))
+    spread = IndexMap(len(sizes), (dim(1 + spatial), dim(spatial), *(dim(2 + spatial + k) for k in range(spatial))))
+    seen = TensorType.get(sizes, weight.element_type, weight.device.data)
+    factors = [rw.new(nd.IndexViewOp.new((v,), seen, map=IndexMapAttr.get(m))) for v, m in ((source, windows), (gradient, spread))]
+    terms = rw.new(OPS["mul"].new(factors, seen))
+    over = IntsAttr.get(range(1 + spatial, len(sizes)))
+    total = rw.new(nd.ReduceOp.new((terms,), weight.with_dims((*window, channels)), kind=StringAttr("sum"), dims=over))
+    total = rw.new(nd.PermuteOp.new((total,), weight.with_dims((channels, *window)), dims=IntsAttr.get((spatial, *range(spatial)))))
+    return rw.new(nd.ReshapeOp.new((total,), weight))
 
 
 def _pixels(rw: Rewriter, x: SSAValue, places: Sequence[Expr], steps: Sequence[int], turned: bool = False) -> SSAValue:

@@ -6,7 +6,7 @@ The views are read where they lie if channels lie side by side in %x: `loop-layo
 rows of channels. A depthwise convolution is sums of windows (nd_small_convolutions.py) with its lanes along the channels, where the weight
 has them side by side (weights that are constants are laid out so: lowering/fx/post_grad/weight_order.py). passes/cost/convolution_cost.py
 has the prices. Convolutions whose operands are kept for gradients stay calls: the library computes those, from operands by rows. Those of
-one pixel whose channels lie side by side do not, nor do their gradients (gradient_products.py).
+one pixel whose channels lie side by side do not, nor do their gradients, nor depthwise ones by the weight (gradient_products.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ..products.convolutions.nests import padded
 from ..products.convolutions.patches import cast
 from ..products.nd_small_convolutions import as_windows
 from ..quantised.byte_convolutions import as_byte_product
-from .gradient_products import gradients_as_products, is_last, pixel_gradients
+from .gradient_products import computes_gradients, gradients_as_products, is_last
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class NdConvolutionProducts(Pass):
         for func in [f for f in op.ops if isinstance(f, FuncOp)]:
             ops = list(func.body.block.ops)
             found = [o for o in ops if isinstance(o, nd.ConvOp)]
-            gradients = {o for o in ops if isinstance(o, nd.ExternOp) and pixel_gradients(o, hints)}
+            gradients = {o for o in ops if isinstance(o, nd.ExternOp) and computes_gradients(o, hints)}
             last = func.body.block.last_op
             saved = set(last.operands) if last is not None else set[SSAValue]()
             chosen = {o for o in found if (_is_pixel_of_channels(o) or not saved.intersection(o.operands[:2])) and self._pays(o, hints)}

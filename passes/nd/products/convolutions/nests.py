@@ -203,13 +203,25 @@ def _as(rw: Rewriter, x: SSAValue, kind: Attribute) -> SSAValue:
 
 def padded(rw: Rewriter, op: nd.ConvOp, image: SSAValue) -> SSAValue:
     """The input of a convolution with zeros around it, up to the end of the last window."""
-    x, t = tensor_type(image), tensor_type(op.result)
+    window, places = tensor_type(op.weight).dims[2:], tensor_type(op.result).dims[2:]
+    return padded_windows(rw, image, places, window, op.stride.data, op.dilation.data, op.padding.data)
+
+
+def padded_windows(
+    rw: Rewriter,
+    image: SSAValue,
+    places: Sequence[Expr],
+    window: Sequence[Expr],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+) -> SSAValue:
+    """An image [N, C, ...] with `padding` zeros in front, and behind up to the end of the last of `places` windows."""
+    x = tensor_type(image)
     low, high = [as_expr(0)] * 2, [as_expr(0)] * 2
-    for length, places, reach, step, gap, pad in zip(
-        x.dims[2:], t.dims[2:], tensor_type(op.weight).dims[2:], op.stride.data, op.dilation.data, op.padding.data, strict=True
-    ):
+    for length, count, reach, step, gap, pad in zip(x.dims[2:], places, window, stride, dilation, padding, strict=True):
         low.append(as_expr(pad))
-        high.append((places - 1) * step + (reach - 1) * gap + 1 - pad - length)
+        high.append((count - 1) * step + (reach - 1) * gap + 1 - pad - length)
     if all(e == 0 for e in (*low, *high)):
         return image
     zero = rw.new(nd.FullOp.new((), x.with_dims(()), value=FloatAttr(0.0, x.element_type)))  # pyright: ignore[reportArgumentType, reportCallIssue]

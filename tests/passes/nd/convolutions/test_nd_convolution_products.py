@@ -186,3 +186,24 @@ def test_which_gradients_are_products():
     assert gradients(last, 1, [False, True, False]) == [nd.MatmulOp]
     assert gradients(last, 2, [True, True, False]) == [nd.ExternOp, nd.MatmulOp]
     assert gradients(rows, 1, [True, True, False]) == [nd.ExternOp]
+
+
+@pytest.mark.parametrize("stride, dilation", [(1, 1), (2, 1), pytest.param(1, 2, marks=pytest.mark.spread)])
+@pytest.mark.parametrize("mask", [[True, True, True], [False, True, False]], ids=str)
+def test_gradients_of_depthwise_weights(stride, dilation, mask):
+    """Sums over the image for wide windows; the library's call gives the gradient by the image."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 64, 41, 36).to(memory_format=torch.channels_last)
+    args = ([stride] * 2, [2, 4], [dilation] * 2, False, [0, 0], 64)
+
+    def backward(g, x, w):
+        return tuple(one for one in torch.ops.aten.convolution_backward(g, x, w, [64], *args, mask) if one is not None)
+
+    for width, count in ((5, 1), (3, 0)):
+        w = torch.randn(64, 1, 3, width)
+        g = torch.randn_like(torch.ops.aten.convolution(x, w, None, *args))
+        found, want = passed(backward, g, x, w), backward(g, x, w)
+        for a, b in zip(run_nd(found.module, [g, x, w]), want, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)
+        sums = [op for op in found.module.walk() if isinstance(op, nd.ReduceOp)]
+        assert len(sums) == count * (1 + mask[2])
