@@ -331,3 +331,24 @@ def test_sums_of_convolutions_with_weights_in_panels():
             return self.a(x) + self.a(y), self.b(x) + self.b(y)
 
     calls(Sum(), torch.randn(1, 16, 9, 9), torch.randn(1, 16, 9, 9))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", ["bytes", "halves"])
+def test_matrices_of_bytes_stay_bytes(form, dtype, graphs):
+    """Neither floats nor halves of bytes are stored in place of weights that products read as bytes."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("w", torch.randint(0, 256, (48, 128), dtype=torch.uint8))
+
+        def forward(self, x):
+            w = torch.stack([self.w & 15, self.w >> 4], -1).flatten(1) if form == "halves" else self.w
+            return F.linear(x, w.to(x.dtype) - 8 if form == "halves" else w.to(x.dtype)) * 0.01
+
+    torch.manual_seed(0)
+    net, x = Net(), torch.randn(1, 256 if form == "halves" else 128, dtype=dtype)
+    calls(net, x, rtol=2e-2, atol=2e-1 if dtype == torch.bfloat16 else 1e-3)
+    held = [getattr(graphs[-1], n.target) for n in graphs[-1].graph.nodes if n.op == "get_attr"]
+    assert [(t.dtype, t.numel()) for t in held if t.numel() > 1] == [(torch.uint8, net.w.numel())]

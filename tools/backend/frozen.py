@@ -21,6 +21,7 @@ from ...lowering.fx_to_nd import Border
 from ...targets.cpu.gemm.choice import prefer_own_gemm
 from ..compiled.compiled import picker
 from ..options.options import Options
+from .huge_pages import collapse_pages
 
 log = logging.getLogger("stepwell")
 
@@ -112,6 +113,7 @@ class Frozen:
         gm = copy.deepcopy(self._gm)
         nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
         fold(gm, {nodes[k]: t for k, t in zip(self._at, held, strict=True)}, *self._orders)
+        collapse_pages(constants_of(gm))
         run = self._compile(gm)
         self._programs.append((held, run))
         return run
@@ -124,6 +126,14 @@ class Frozen:
             log.warning("a graph was frozen for %d sets of weights; others are passed as arguments", MAX_PROGRAMS)
             self._general = self._compile(self._gm)
         return self._general
+
+
+def constants_of(gm: GraphModule) -> Iterator[torch.Tensor]:
+    """The tensors with memory of their own that a graph holds itself."""
+    for node in gm.graph.nodes:
+        value = getattr(gm, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(value, torch.Tensor) and type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided:
+            yield value
 
 
 def weights_of(gm: GraphModule, weights: Weights) -> Iterator[tuple[Node, torch.Tensor]]:

@@ -85,6 +85,7 @@ class _Folder:
         self.gm = gm
         self.values: dict[Node, Any] = dict(known)
         self.weighty: set[Node] = set(known)
+        self.bytes_in: dict[Node, frozenset[Node]] = {n: frozenset([n]) if _matrix_of_bytes(t) else frozenset() for n, t in known.items()}
         self.stored = 0
 
     def run(self) -> None:
@@ -95,6 +96,7 @@ class _Folder:
                     self.values[node] = value
             elif node.op == "call_function" and not self._compute(node) and not self._subtracts_zeros(node):
                 self._absorb(node)
+        self._leave_taken_apart()
         self._store()
 
     def _attribute(self, path: str) -> Any:
@@ -115,14 +117,27 @@ class _Folder:
         limit = MAX_GROWTH_FACTOR * sum(_bytes(self.values[n]) for n in node.all_input_nodes)
         if weighty and _bytes(node.meta.get("val")) > max(limit, _grows_to(node)):
             return False
+        packed = frozenset[Node]().union(*(self.bytes_in.get(n, ()) for n in node.all_input_nodes))
+        if packed and _bytes(node.meta.get("val")) >= MAX_GROWTH_FACTOR * sum(_bytes(self.values[n]) for n in packed):
+            return False
         args, kwargs = pytree.tree_map(lambda a: self.values[a] if isinstance(a, Node) else a, (node.args, node.kwargs))
         value = node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
         if not all(_same_layout(a, b) for a, b in zip(pytree.tree_leaves(value), pytree.tree_leaves(node.meta.get("val")), strict=True)):
             return False
         self.values[node] = value
+        self.bytes_in[node] = packed
         if weighty:
             self.weighty.add(node)
         return True
+
+    def _leave_taken_apart(self) -> None:
+        """Matrices of bytes that are taken apart (halves of bytes) stay as they are: a product reads the bytes, not their parts."""
+        for weight in [n for n in self.values if n in self.bytes_in.get(n, ())]:
+            computed = [n for n in self.values if n is not weight and weight in self.bytes_in.get(n, ())]
+            read = [n for n in computed if any(u not in self.values for u in n.users)]
+            if sum(_bytes(self.values[n]) for n in read) >= MAX_GROWTH_FACTOR * _bytes(self.values[weight]):
+                for n in computed:
+                    del self.values[n]
 
     def _subtracts_zeros(self, node: Node) -> bool:
         """Whether a node takes integers that are known to be 0 off others (zero points of symmetric scales), and is left out."""
@@ -223,7 +238,12 @@ def _grows_to(node: Node) -> int:
     matrices = [v for v in values if isinstance(v, torch.Tensor) and v.dtype in (torch.int8, torch.uint8) and v.dim() >= 2]
     if not matrices:
         return MAX_GROWN_BYTES
-    return 0 if any(v.shape[1] > 1 and v.numel() >= MIN_COMPUTED_ELEMENTS for v in matrices) else _bytes(node.meta.get("val"))
+    return 0 if any(map(_matrix_of_bytes, matrices)) else _bytes(node.meta.get("val"))
+
+
+def _matrix_of_bytes(v: torch.Tensor) -> bool:
+    """Whether products read a tensor as the bytes that it is."""
+    return v.dtype in (torch.int8, torch.uint8) and v.dim() >= 2 and v.shape[1] > 1 and v.numel() >= MIN_COMPUTED_ELEMENTS
 
 
 def _static(value: torch.Tensor) -> bool:

@@ -34,7 +34,7 @@ INT4_ARGS = (
     *(("i64", name) for name in ("m", "n", "k", "ldx", "ldy", "group")),
 )
 _FIELDS = {name: 8 * k for k, name in enumerate([*(name for _, name in INT4_ARGS), "slots"])}
-ROW_TILES = ((4, 1), (2, 2), (2, 1), (1, 4), (1, 1))
+ROW_TILES = ((4, 1), (2, 2), (2, 1), (1, 4), (1, 2), (1, 1))
 """Rows and panels that are multiplied at a time: as many sums as there are registers for, and for few rows as many streams."""
 _TILE_ARGS = (
     *(("ptr", name) for name in ("x", "b", "pairs", "sums")),
