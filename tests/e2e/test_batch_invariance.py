@@ -92,29 +92,84 @@ def test_rows_have_the_bits_that_they_have_alone(name, dynamic):
             assert torch.equal(got, want[:rows])
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_layer_in_training(dtype):
-    layer, x, g = Layer().to(dtype), torch.randn(33, 19, 32, dtype=dtype), torch.randn(33, 19, 32, dtype=dtype)
+def training(model, x, g, dynamic=False):
+    """A function of a number of rows, which does one step of training with them: the result with the gradient of the rows, where these are
+    floats, and the gradients of weights."""
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="stepwell", dynamic=dynamic, options=OPTIONS)
 
     def step(rows):
-        torch._dynamo.reset()
-        part = x[:rows].clone().requires_grad_()
-        y = torch.compile(layer, backend="stepwell", dynamic=False, options=OPTIONS)(part)
-        return y.detach(), torch.autograd.grad(y, part, g[:rows])[0]
+        part = x[:rows].clone().requires_grad_(x.is_floating_point())
+        if not dynamic:
+            torch._dynamo.reset()
+        y = compiled(part)
+        of_rows, weights = [part] if part.requires_grad else [], list(model.parameters())
+        found = torch.autograd.grad(y, of_rows + weights, g[:rows])
+        return [y.detach(), *found[: len(of_rows)]], found[len(of_rows) :]
 
-    whole = step(33)
-    for rows in (1, 7):
-        assert all(torch.equal(a, b[:rows]) for a, b in zip(step(rows), whole, strict=True))
+    return step
 
 
 @pytest.mark.long
-def test_a_prefix_has_the_bits_of_the_whole():
-    """What decoding token by token computes is what a prefill does: terms behind a causal mask are zeros."""
-    layer, x = Layer(), torch.randn(2, 19, 32)
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["layer", "language model"])
+def test_training(kind, dtype, dynamic):
+    """Rows and their gradients have the bits that they have alone; the gradients of weights, those of the run before."""
+    model = (Layer() if kind == "layer" else Model()).to(dtype)
+    x = torch.randn(512, 5, 32, dtype=dtype) if kind == "layer" else torch.randint(50, (512, 5))
+    step = training(model, x, torch.randn(512, 5, 32 if kind == "layer" else 50, dtype=dtype), dynamic)
+    whole, again = step(512), step(512)
+    assert all(torch.equal(a, b) for a, b in zip(again[1], whole[1], strict=True))
+    for rows in (1, 2, 7, 64):
+        assert all(torch.equal(a, b[:rows]) for a, b in zip(step(rows)[0], whole[0], strict=True))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_prefix_has_the_bits_of_the_whole(dtype):
+    """A prefill of fewer tokens is a part of a longer one: terms behind a causal mask are zeros."""
+    layer, x = Layer().to(dtype), torch.randn(2, 19, 32, dtype=dtype)
     (whole,) = bits(layer, x, True)
     for length in (1, 18):
         assert torch.equal(bits(layer, x[:, :length].clone(), True)[0], whole[:, :length])
+
+
+class Decoder(nn.Module):
+    """A layer's attention, whose keys and values are those of before and the new tokens'."""
+
+    def __init__(self, width: int = 32, heads: int = 2):
+        super().__init__()
+        self.norm, self.mix, self.out, self.heads = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width), heads
+
+    def forward(self, x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        rows, length, width = x.shape
+        q, k, v = self.mix(self.norm(x)).view(rows, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        keys, values = torch.cat((keys, k), 2), torch.cat((values, v), 2)
+        seen = F.scaled_dot_product_attention(q, keys, values, is_causal=length > 1)
+        return x + self.out(seen.transpose(1, 2).reshape(x.shape)), keys, values
+
+
+def decoded_alike(dtype, dynamic, length):
+    """Whether tokens one by one have the bits of all of them at once."""
+    model, x = Decoder().to(dtype), torch.randn(2, length, 32, dtype=dtype)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="stepwell", dynamic=dynamic, options=OPTIONS)
+    before = torch.zeros(2, 2, 0, 16, dtype=dtype)
+    with torch.no_grad():
+        whole, found = compiled(x, before, before), []
+        keys, values = whole[1][:, :, :1].clone(), whole[2][:, :, :1].clone()
+        for at in range(1, length):
+            token, keys, values = compiled(x[:, at : at + 1].clone(), keys, values)
+            found.append(token)
+    return torch.equal(torch.cat(found, 1), whole[0][:, 1:]) and torch.equal(keys, whole[1]) and torch.equal(values, whole[2])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tokens_one_by_one_have_the_bits_of_a_prefill(dtype, dynamic):
+    assert decoded_alike(dtype, dynamic, 5)
 
 
 @pytest.mark.long
@@ -199,19 +254,19 @@ def test_many_rows_on_a_gpu(gpu):
 
 
 @pytest.mark.long
-def test_a_layer_in_training_on_a_gpu(gpu):
-    dtype = torch.bfloat16
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_in_training_on_a_gpu(dtype, gpu):
     layer, x, g = Layer().to(dtype), torch.randn(7, 3, 32, dtype=dtype), torch.randn(7, 3, 32, dtype=dtype)
-
-    def step(rows):
-        torch._dynamo.reset()
-        part = x[:rows].clone().requires_grad_()
-        y = torch.compile(layer, backend="stepwell", dynamic=False, options=OPTIONS)(part)
-        return y.detach(), torch.autograd.grad(y, part, g[:rows])[0]
-
+    step = training(layer, x, g)
     whole = step(7)
-    assert all(torch.equal(a, b[:1]) for a, b in zip(step(1), whole, strict=True))
-    torch.testing.assert_close(whole[0], layer(x).detach(), atol=3e-2, rtol=1e-2)
+    assert all(torch.equal(a, b[:1]) for a, b in zip(step(1)[0], whole[0], strict=True))
+    torch.testing.assert_close(whole[0][0], layer(x).detach(), atol=3e-2, rtol=1e-2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tokens_one_by_one_on_a_gpu(dtype, gpu):
+    assert decoded_alike(dtype, False, 3)
 
 
 @pytest.mark.long
