@@ -92,6 +92,13 @@ def test_rows_have_the_bits_that_they_have_alone(name, dynamic):
             assert torch.equal(got, want[:rows])
 
 
+def test_an_order_is_the_same_for_sizes_that_are_known_and_not():
+    """A sum over two dimensions goes in parts of as many terms, also where a size that is not known is within."""
+    x = torch.randn(2, 3, 4, 5)
+    known, unknown = (bits(lambda x: (x.sum((1, 3)), x.var((1, 3))), x, dynamic) for dynamic in (False, True))
+    assert all(torch.equal(a, b) for a, b in zip(known, unknown, strict=True))
+
+
 def training(model, x, g, dynamic=False):
     """A function of a number of rows, which does one step of training with them: the result with the gradient of the rows, where these are
     floats, and the gradients of weights."""

@@ -9,7 +9,7 @@ from xdsl.ir import Attribute, SSAValue
 
 from ....dialects import loop
 from ....dialects.cpu.types import lanes_of
-from ....dialects.expr import as_expr, product
+from ....dialects.expr import Expr, as_expr, product
 from ....dialects.nd.types import is_float
 from ....passes.analysis.nest_access import Loop, Node
 from ..loops import NEVER_UNROLL, Span, run_segments, segments, sequential, straight, whole
@@ -115,11 +115,11 @@ class ReduceLowering:
         sums = any(slot.kind == "sum" and is_float(slot.types[0]) for slot in slots)
         width = chosen[1] if chosen is not None else 1
         inner = product([one.size for one in order[1:]]).value
-        size = MAX_CASCADE_VALUES * width if len(order) == 1 else max(1, MAX_CASCADE_VALUES * width // inner) if inner else 1
         limit = MAX_CASCADE_VALUES * width
+        size = as_expr(limit if len(order) == 1 else max(1, limit // inner) if inner else 1)
         if self.ordered:  # beside welford or not
             size = chunk_size(order, chosen)
-            limit = size * (inner or 1)
+            limit = (size.value or 1) * (inner or 1)
         node = self.s.info.nodes[op]
 
         def run(span: Span) -> list[SSAValue]:
@@ -177,7 +177,7 @@ class ReduceLowering:
         self,
         order: Sequence[Loop],
         slots: Sequence[red.Accumulator],
-        size: int,
+        size: Expr,
         span: Span,
         part: Callable[[Span], list[SSAValue]],
     ) -> list[SSAValue]:
@@ -185,15 +185,16 @@ class ReduceLowering:
         s, b = self.s, self.s.b
         first = b.int(0) if span.first is None else span.first
         last = s.scalar(order[0].size) if span.last is None else span.last
-        step = b.int(size)
+        step = s.scalar(size)
         state = [v for slot in slots for v in slot.start(s, s.width)]
         index, *carried = b.begin_for(first, last, step, state)
         known = span.step if span.count is None else span.count
-        if known % size == 0:
-            end, count = b.add(index, step), size
+        each = size.value
+        if each is not None and known % each == 0:
+            end, count = b.add(index, step), each
         else:
             end, count = b.min(b.add(index, step), last), None
-        found = part(Span(index, end, count, gcd(size, known)))
+        found = part(Span(index, end, count, gcd(each or 1, known)))
         return list(b.end_for(self._merge(slots, list(carried), found)))
 
     def accumulators(self, op: loop.ReduceOp, instead: Mapping[str, str]) -> list[red.Accumulator]:

@@ -11,7 +11,7 @@ from xdsl.ir import Attribute, SSAValue
 
 from ....dialects import loop, mem
 from ....dialects.cpu.types import lanes_of
-from ....dialects.expr import product
+from ....dialects.expr import Expr, as_expr, maximum, product
 from ....dialects.machine import OrderError
 from ....passes.analysis.dependences import memory_of
 from ....passes.analysis.nest_access import Loop, Node
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from .reduce_loops import ReduceLowering, ReductionPart
 
 
-def chunk_size(order: Sequence[Loop], chosen: tuple[Loop, int] | None) -> int:
-    """Iterations of the first loop that are gone through twice, before the next ones: their values stay in the first cache."""
-    inner = product([o.size for o in order[1:]]).value
-    limit = 8192 if chosen is not None else 64
-    size = max(1, limit // inner) if inner else 1
-    return size if chosen is None or len(order) > 1 else max(chosen[1], size // chosen[1] * chosen[1])
+def chunk_size(order: Sequence[Loop], chosen: tuple[Loop, int] | None) -> Expr:
+    """Iterations of the first loop that are gone through twice, before the next ones: their values stay in the first cache. The same number
+    whether sizes are known now or at run time."""
+    inner = product([o.size for o in order[1:]])
+    size = maximum(as_expr(8192 if chosen is not None else 64) // maximum(inner, 1), 1)
+    known = size.value
+    return size if chosen is None or len(order) > 1 or known is None else as_expr(max(chosen[1], known // chosen[1] * chosen[1]))
 
 
 def _stores_elsewhere(node: Node) -> bool:
@@ -61,7 +62,7 @@ class TwoPassReduction:
         size = chunk_size(order, chosen)
 
         def run(span: Span) -> list[SSAValue]:
-            if span.count is not None and 0 < span.count <= size:
+            if span.count is not None and size.value is not None and 0 < span.count <= size.value:
                 return self._chunk(op, order, chosen, span, slots)
             return self.passes.merge_chunks(order, slots, size, span, lambda part: self._chunk(op, order, chosen, part, slots))
 
