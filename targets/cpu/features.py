@@ -177,5 +177,5 @@ def is_runnable(wanted: Target) -> bool:
     """Whether this machine can run code for `wanted`."""
     if wanted.triple.split("-")[0] not in (platform.machine().lower(), machine_name()):
         return False
-    here = _host().flags | ({"sve"} if _sve_bits() == wanted.vector_bits else set())
-    return wanted.flags <= here
+    missing = wanted.flags - _host().flags
+    return not missing or (missing == {"sve"} and _sve_bits() == wanted.vector_bits)
