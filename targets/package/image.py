@@ -19,8 +19,15 @@ from typing import Any
 
 from ...dialects.support.record import Record
 from ..cpu.symbols import ERROR_SLOT, ERROR_VALUES
+from ..host.description import ARENA, GPU_TABLE, OBJECTS
+from ..host.gpu.runtime_ir import FIRST_GPU
 from .errors import PackageError
 from .layout import FileLayout
+
+_WRITTEN = {
+    ARENA: 8, OBJECTS: 8, GPU_TABLE: 8, ERROR_SLOT: 4, ERROR_VALUES: 16, FIRST_GPU: 4, "stepwell_pool_limit": 8, "stepwell_resizable": 32,
+}  # fmt: skip
+"""Symbols of data that Python reads or writes: so many bytes at least."""
 
 PAGE_BYTES, MAX_IMAGE_BYTES = FileLayout.PAGE_BYTES.value, FileLayout.MAX_IMAGE_BYTES.value
 
@@ -64,6 +71,14 @@ class ImageTable(Record):
             raise PackageError(f"code image '{name}' has an address outside of its data")
         if any(not 0 <= place < self.file_bytes + self.zeros for place in self.exports.values()):
             raise PackageError(f"code image '{name}' exports a symbol outside of itself")
+        for symbol, size in _WRITTEN.items():
+            if symbol in self.exports and not first <= self.exports[symbol] <= self.file_bytes + self.zeros - size:
+                raise PackageError(f"code image '{name}' has '{symbol}' outside of its data")
+
+    def room(self, symbol: str) -> int:
+        """Bytes from the place of an exported symbol to that of the next one, or to the end."""
+        place = self.exports[symbol]
+        return min((other for other in self.exports.values() if other > place), default=self.file_bytes + self.zeros) - place
 
 
 class MappedImage:
@@ -71,6 +86,7 @@ class MappedImage:
 
     def __init__(self, base: int, table: ImageTable):
         self.base = base
+        self.table = table
         self._exports = table.exports
 
     def address(self, name: str) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ...dialects.support.record import changed
 from ...errors import StepwellError
 from ..cpu.features import machine_name
-from ..host.description import ProgramDescription
+from ..host.description import OBJECTS, ProgramDescription
 from ..host.runtime.callables import native_callable, python_callable
 from .calls import Entry
 from .errors import PackageError
@@ -237,6 +237,8 @@ class _Programs:
             driver = cuda_driver()
         file = self._file
         image = mapped(file, name, self._target, entry_resolver(file, functions_image(file, self._target), driver, first))
+        if record.items and (OBJECTS not in image or 8 * len(record.items) > image.table.room(OBJECTS)):
+            raise file.error(f"program '{name}' has {len(record.items)} objects, more than its code has places for")
         return native_callable(self._description(record), image, *self._values(record), host_runtime(file, first))
 
     def _through_python(self, record: ProgramRecord, name: str) -> Callable[[list[Any]], list[Any]]:

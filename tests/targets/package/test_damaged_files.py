@@ -119,3 +119,38 @@ def test_tables_that_do_not_fit_are_refused_though_their_checksums_are_right(who
         except PackageError:
             refused += 1
     assert refused
+
+
+def edited(data, kind, edit):
+    """A package in which `edit` has changed the tables of a kind."""
+    file, sections = read_package(data), []
+    for section in file.index.sections:
+        content = bytes(file.bytes_of(section))
+        if section.kind == kind and section.name == "forward":
+            value = json.loads(content)
+            edit(value)
+            content = json.dumps(value).encode()
+        sections.append((section, content))
+    return b"".join(packed(sections, {}, "0"))
+
+
+@pytest.mark.parametrize("symbol", ["stepwell_arena", "stepwell_objects"])
+def test_what_is_written_lies_in_the_data(whole, symbol):
+    """Where a table says that it is code, writing there would end the process."""
+
+    def edit(table):
+        table["exports"][symbol] = 0
+
+    with pytest.raises(PackageError, match=f"has '{symbol}' outside of its data"):
+        load_file(read_package(edited(whole[0], "code-table", edit)))
+
+
+def test_objects_have_places_in_the_code(whole, caplog):
+    """With more of them the program runs through Python."""
+
+    def edit(record):
+        record["items"] = record["items"] * 1000
+
+    data, x, want = whole
+    assert torch.equal(load_file(read_package(edited(data, "program", edit)))(x), want)
+    assert "objects, more than its code has places for" in caplog.text
