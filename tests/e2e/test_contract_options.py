@@ -40,7 +40,7 @@ def test_opt_06_variables_of_the_environment(monkeypatch):
         ("FREEZING", "2", "1, true, on, yes, 0, false, off, no"),
         ("COMPILE_MODE", "thread", "process, serialized, subprocess, background, progressive"),
         ("HOST", "rust", "native, python"),
-        ("CPU", "sse8", "host, generic-sse, avx2, avx512, neon, neon-dot, neon-bf16"),
+        ("CPU", "sse8", "host, generic-sse, avx2, avx512, neon, neon-dot, neon-bf16, sve256"),
     ],
 )
 def test_err_07_a_wrong_variable_is_said_once_and_taken_away(monkeypatch, caplog, name, value, known):
