@@ -117,6 +117,7 @@ def training(model, x, g, dynamic=False):
     return step
 
 
+@pytest.mark.spread
 @pytest.mark.long
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
