@@ -127,7 +127,7 @@ class GpuCooperativeRows(Pass):
         elements = longest * kept
         # a program of all the warps that there are has too little of 16-bit data under way
         narrow = all(element_bytes(a.dtype) <= 2 for n in inside for a in n.accesses)
-        crowded = narrow and config.leaves_room_for_none(elements)
+        crowded = narrow and config.fills_multiprocessor(elements)
         # where deviations wait for a mean (group norm), nothing is under way meanwhile but what another program has
         moments = any("welford" in n.op.kind_names for n in inside if isinstance(n.op, loop.ReduceOp))
         alone = min(self.alone, config.MAX_ALL_WARPS_ELEMENTS) if moments else self.alone

@@ -28,7 +28,6 @@ _KEEP = (
 )  # fmt: skip
 """Operators that give what they are given, where it has the same matrices behind them."""
 
-
 _SUMS = (aten.sum.dim_IntList, aten.sum.default)
 
 

@@ -97,8 +97,8 @@ MAX_UNROLLED_TRIPS = 32
 OUTER_RESULTS = 256
 """Results of a program, each of which a row of one tensor and a row of another one are reduced to."""
 SHARED_VECTOR_ROWS = 4
-"""Rows of the one that it has at least, of the other one 64 at most; rows, too, that are multiplied by the same vector, where that has more
-bytes than each of them."""
+"""Rows that a loaded vector serves at least: those of a tile that are multiplied by a vector of more bytes than each of them, and those of
+one tensor that are reduced with a row of another one, where OUTER_RESULTS bound both."""
 OUTER_STEP_TERMS = 32
 """Elements of each row at once."""
 MAX_SECOND_REDUCTION_TRIPS = math.isqrt(REDUCTION_TILE_ELEMENTS)
@@ -326,9 +326,9 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
         return Tile([(list(loops), rows)] if loops else [], reduction_block=block, warps=warps, chunks=LONG_ROW_STEP_ELEMENTS // block)
     busy = chunks == 1 and sum(n.num_ops for n in inside) > MIN_BUSY_OPS
     warps = min(16, warps_for(rows * block * chunks, REDUCTION_THREAD_ELEMENTS if rows > 1 or busy else ROW_THREAD_ELEMENTS))
-    while warps < 16 and 16 * held > warps * MAX_ON_CHIP_ELEMENTS:
+    while warps < 16 and 16 * held > warps * MAX_ON_CHIP_ELEMENTS:  # 16 warps keep the most that is on chip, each its share
         warps *= 2
-    if leaves_room_for_none(held) and held <= MAX_ALL_WARPS_ELEMENTS:
+    if fills_multiprocessor(held) and held <= MAX_ALL_WARPS_ELEMENTS:
         warps = MAX_WARPS  # with 16 there would be too little under way
     if rows == 1 and block > max(COPIED_TILE_ELEMENTS * 2, 512 * warps) and _phases(inside) > 1:
         block = 512 * warps  # the elements of a thread in more, shorter chunks take fewer registers
@@ -344,7 +344,7 @@ def _registers_of_two(needed: int, warps: int) -> int:
     return registers if needed // (Gpu.lanes * warps) + OTHER.column_sums <= registers < Gpu.thread_registers else 0
 
 
-def leaves_room_for_none(held: int) -> bool:
+def fills_multiprocessor(held: int) -> bool:
     """Whether a program that keeps so many elements on chip is the only one of its multiprocessor."""
     return 2 * held > MAX_ON_CHIP_ELEMENTS
 

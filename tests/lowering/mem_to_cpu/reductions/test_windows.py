@@ -60,6 +60,20 @@ def test_depthwise_convolutions_are_those_of_eager(channels, window, step, paddi
         torch.testing.assert_close(run(x), net(x), rtol=1e-4, atol=1e-5)
 
 
+def test_shares_of_threads_end_within_rows():
+    """Five blocks of channels of 2 x 29 rows, among three threads: a share ends between blocks of a row."""
+    torch.manual_seed(0)
+    net, x, before = Depthwise(72, 3, 1, 1, 1, False).eval(), torch.randn(2, 16, 29, 56), torch.get_num_threads()
+    with torch.no_grad():
+        run = torch.compile(net, backend="stepwell", dynamic=False, options={"freezing": True})
+        try:
+            for threads in (1, 3):
+                torch.set_num_threads(threads)
+                torch.testing.assert_close(run(x), net(x), rtol=1e-4, atol=1e-5)
+        finally:
+            torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("pool", [lambda x: nn.functional.max_pool2d(x, 3, 1, 1), spread(lambda x: nn.functional.avg_pool2d(x, 3, 1, 1))])
 def test_pooling_by_channels_is_that_of_eager(pool):
     x = torch.randn(2, 40, 12, 29).to(memory_format=torch.channels_last)
