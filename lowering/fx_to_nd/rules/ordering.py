@@ -305,20 +305,16 @@ rule(aten.nanmedian.default)(_median_of_all(True))
 def _search(
     b: Importer, values: SSAValue, right: bool, lookup: Callable[[SSAValue], SSAValue], size: int, out: Attribute
 ) -> SSAValue:
-    """How many elements of sorted rows of `size` stand before each value (right: also those equal to it), by halving.
-    `lookup(positions)` gives the elements at positions of the shape of `values`. NaN is after all."""
-    dims = b.dims(values)
-    low = b.full(0, i64, dims)
-    high = b.full(size, i64, dims)
-    for _ in range(size.bit_length()):
-        middle = b.op("shr", b.add(low, high), 1)
-        element = lookup(b.op("minimum", middle, size - 1))
+    """How many elements of sorted rows of `size` (at least 1) stand before each value (right: also those equal to it).
+    `lookup(positions)` gives the elements at positions of the shape of `values`. NaN is after all. The steps are the same for every
+    value: the answer is `low`, or at most `left` above it."""
+    low, left = b.full(0, i64, b.dims(values)), size
+    while left:
+        half = (left + 1) // 2
+        element = lookup(b.add(low, half - 1))
         stops = b.cmp("gt" if right else "ge", element, values)
-        open_ = b.cmp("lt", low, high)
-        low, high = (
-            b.select(b.op("and", open_, b.op("not", stops)), b.add(middle, 1), low),
-            b.select(b.op("and", open_, stops), middle, high),
-        )
+        low = b.select(stops, low, b.add(low, half))
+        left -= half
     return b.cast(low, out)
 
 
