@@ -32,7 +32,7 @@ def share_batches(scores: Collection[nd.MatmulOp], weighed: Collection[nd.Matmul
     if region.batch is ONE:
         return False
     for op in (*scores, *weighed):
-        region.add(op.result)
+        region.add(op.result, 2)
     region.grow()
     batch = region.shared_batch(two) if region.is_aligned() else None
     if batch is None:

@@ -371,3 +371,17 @@ def test_flex_attention_of_one_batch_with_nothing_between():
     got = torch.compile(flex_attention, backend="stepwell", fullgraph=True)(q, k, v)
     want = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double())
     assert error(got, want) < 1e-2 and not stepwell.counters["fallback"]
+
+
+def test_rows_of_a_product_are_no_batches():
+    """A product of matrices whose rows are the batches of scores: it keeps its sizes where these get other batches."""
+
+    def fn(q, k, bias, weight, rows):
+        scores = (q @ k).reshape(2, 3, 5) + bias
+        return (scores.reshape(6, 5) @ weight).reshape(2, 3, 4).permute(1, 2, 0).reshape(12, 2) @ rows
+
+    args = [torch.randn(sizes) for sizes in ((6, 1, 8), (6, 8, 5), (2, 3, 5), (5, 4), (2, 7))]
+    module = import_function(fn, *args).module
+    run(parse_pipeline("nd-canonicalize,nd-weigh-rows"), module, context())
+    module.verify()
+    assert error(run_nd(module, args)[0], fn(*[a.double() for a in args])) < 1e-6
