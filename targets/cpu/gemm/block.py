@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 from ....passes.cost.machine.prices import prices
 from .convert import convert_rows
+from .digits import digits_of, pack_digits
 from .ir import Function, Value
 from .kernels import KERNEL_TYPES, dot_kernel, tile_kernel, vector_kernel
 from .pack import column_sums, pack_a_rows, pack_b_columns, pack_rows, pack_windows, panel_at, widen_panels
@@ -112,14 +113,25 @@ class BlockPlan:
         return self.special == "dot" or self.shape.converts or self.shape.k_unit > 1
 
     def dot_shape(self, rows: int) -> Shape:
-        """How so many rows are multiplied in dot products: bytes as floats, where making pairs of bfloats of them is most of the work."""
-        if self.shape.pairs and self.spec.b_type in BYTES and rows <= 2:
-            return Shape(replace(self.spec, isa=self.shape.isa.in_floats))
+        """How so many rows are multiplied in dot products where B is bytes, which are turned into floats otherwise: one row as digits, two
+        of bfloats as floats, since making pairs of bfloats of B is most of the work."""
+        spec, isa = self.spec, self.shape.isa
+        if spec.b_type not in BYTES or spec.dtype in BYTES:
+            return self.shape
+        if rows == 1 and isa.byte_dot:
+            return Shape(GemmSpec("i8", trans_b=True, isa=spec.isa, b=spec.b_type), digits_of(spec.dtype))
+        if rows <= 2 and self.shape.pairs:
+            return Shape(replace(spec, isa=isa.in_floats))
         return self.shape
+
+    def dot_bytes(self, rows: int) -> int:
+        """Bytes of an element of so many packed rows."""
+        shape = self.dot_shape(rows)
+        return shape.digits or shape.packed_bytes // shape.k_unit
 
     def dot_depth(self, rows: int) -> int:
         """Elements of K that so many rows go through at once: they share the room for packed rows."""
-        return BLOCKS.dot_depth * self.dot_shape(rows).k_unit * max(r for r, _ in self.dot_tiles()) // rows
+        return BLOCKS.dot_depth * (self.shape.packed_bytes // self.dot_bytes(rows)) * max(r for r, _ in self.dot_tiles()) // rows
 
     def tile_rows(self) -> list[int]:
         """Rows of the next register tile by rows left."""
@@ -147,14 +159,13 @@ def block_functions(plan: BlockPlan, symbol: str) -> list[str]:
     if plan.special == "dot":
         tiles = plan.dot_tiles()
         shapes = {plan.dot_shape(r): f"{symbol}_pack_a_{plan.dot_shape(r).unit}" for r, _ in tiles}
-        out += [pack_a_rows(one, name) for one, name in shapes.items()]
+        out += [pack_digits(one, name, spec.dtype) if one.digits else pack_a_rows(one, name) for one, name in shapes.items()]
         for r, c in sorted(set(tiles)):
             out.append(dot_kernel(plan.dot_shape(r), f"{symbol}_dot{r}x{c}", r, c))
         names = [f"{symbol}_dot{r}x{c}" for r, c in tiles]
         out += _tables(symbol, "dot", names, [r for r, _ in tiles], [BLOCKS.dot_columns] * TABLE_ENTRIES)
         out.append(_table(f"{symbol}_dot_packs", "ptr", [f"@{shapes[plan.dot_shape(r)]}" for r, _ in tiles]))
-        units = [plan.dot_shape(r) for r, _ in tiles]
-        out.append(_table(f"{symbol}_dot_bytes", "i64", [one.packed_bytes // one.k_unit for one in units]))
+        out.append(_table(f"{symbol}_dot_bytes", "i64", [plan.dot_bytes(r) for r, _ in tiles]))
         out.append(_table(f"{symbol}_dot_depths", "i64", [plan.dot_depth(r) for r, _ in tiles]))
     if plan.special == "vector":
         out.append(vector_kernel(shape, f"{symbol}_vector"))
@@ -439,7 +450,7 @@ class _Block:
         if plan.special == "dot":
             pack = f.pick(self.special, self._load_entry("dot_packs", "ptr", left), pack, "ptr")
             element = f.pick(self.special, self._load_entry("dot_bytes", "i64", left), element)
-        row_bytes = f.add(f.round_up(f.mul(self.kc, element), 64), 64)
+        row_bytes = f.add(f.mul(f.round_up(self.kc, 64), element), 64)
         with f.when(str(use_pack)):
             args = f"ptr {source}, i64 {self.lda}, i64 {mr}, i64 {self.kc}, ptr {self.a_pack}, i64 {row_bytes}"
             f.do(f"call void {pack}({args})")

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from ....passes.cost.nest_cost import LINE_BYTES
 from ..half_bits import bf16_to_float
 from .convert import bytes_to_bf16, from_bytes, load_as, vector, words
+from .digits import digit_worth, floats_of_digits
 from .ir import Function, Value
 from .pack import PREFETCH_ROWS, dot_bytes, flip_signs
 from .runs import Runs
-from .spec import BF16_DOTS, BYTES, ELEMENT_BYTES, LLVM_TYPE, Shape
+from .spec import BF16_DOTS, BYTES, ELEMENT_BYTES, LLVM_TYPE, GemmSpec, Shape
 
 KERNEL_ARGS = (
     ("ptr", "a"),
@@ -35,7 +36,7 @@ the same memory), the number of steps, and the rows and columns that are wanted.
 KERNEL_TYPES = ", ".join(ty for ty, _ in KERNEL_ARGS)
 
 
-PREFETCH_BYTES = 512
+PREFETCH_BYTES = 256
 """How far ahead of dot products their rows of B are asked for. The processor follows long streams by itself: more than that takes the
 places of loads."""
 
@@ -167,9 +168,11 @@ def dot_kernel(shape: Shape, name: str, rows: int, columns: int) -> str:
     The columns are cut into `columns` parts of equal length, of which one row of B each is multiplied at a time: where rows follow each
     other, memory is read as so many long streams, however short a row is. A is packed: rows of units. Fewer rows are computed by repeating
     the last one. `k` counts elements.
+    Where A is digits of floats, C is floats.
     """
     f = Function(name, KERNEL_ARGS)
-    lanes, acc, bytes_ = shape.lanes, LLVM_TYPE[shape.spec.acc], shape.acc_bytes
+    total = Shape(GemmSpec("f32", isa=shape.spec.isa)) if shape.digits else shape
+    lanes, acc, bytes_ = shape.lanes, LLVM_TYPE[total.spec.acc], shape.acc_bytes
     vec = vector(lanes, acc)
     a_rows = [f.at("%a", f.mul(f.min(i, f.sub("%mr", 1)), "%ars")) for i in range(rows)]
     cells, joined = rows * columns, min(4, lanes)
@@ -184,21 +187,24 @@ def dot_kernel(shape: Shape, name: str, rows: int, columns: int) -> str:
         # One small loop: unrolled shuffles would take longer to compile than all the rest of the kernel.
         with f.loop(0, groups, joined) as cell:
             some = [f.load(vec, f.at(parts, f.mul(f.add(cell.i, t), shape.isa.vector_bytes))) for t in range(joined)]
-            f.store(vector(joined, acc), _joined_sums(f, shape, some), f.at(sums_at, f.mul(cell.i, bytes_)))
+            f.store(vector(joined, acc), _joined_sums(f, total, some), f.at(sums_at, f.mul(cell.i, bytes_)))
         with f.loop(0, columns) as column:
             place = f.add(body.i, f.mul(step, column.i))
             # two parts that ended with the same column would add to it twice
             with f.when(f.cmp("slt", place, "%nr")), f.loop(0, "%mr") as row:
                 init, c = (f.at(f.at(base, f.mul(row.i, ld)), f.mul(place, bytes_)) for base, ld in (("%init", "%ild"), ("%c", "%cld")))
-                total = f.load(acc, f.at(sums_at, f.mul(f.add(f.mul(row.i, columns), column.i), bytes_)))
-                f.store(acc, f.let(f"{_add(shape)} {acc} {f.load(acc, init)}, {total}"), c)
+                value = f.load(acc, f.at(sums_at, f.mul(f.add(f.mul(row.i, columns), column.i), bytes_)))
+                if shape.digits:
+                    value = f.let(f"fmul {acc} {value}, {digit_worth(f, f.at('%a', f.mul(row.i, '%ars')), '%ars')}")
+                f.store(acc, f.let(f"{_add(total)} {acc} {f.load(acc, init)}, {value}"), c)
     return f.text()
 
 
 def _dot_sums(f: Function, shape: Shape, a_rows: list[str], b_rows: list[str]) -> list[str]:
     """For each row of A and of B a vector of partial sums."""
     vec, chunk = vector(shape.lanes, LLVM_TYPE[shape.spec.acc]), shape.lanes * shape.k_unit
-    rows, columns = len(a_rows), len(b_rows)
+    planes = max(shape.digits, 1)
+    rows, columns = len(a_rows) * planes, len(b_rows)
     cells = rows * columns + (columns if shape.is_shifted else 0)
     shift = flip_signs(f, "zeroinitializer", shape.lanes) if shape.is_shifted else ""
     a_type = {"bf16": "bf16", "i8": "i8"}.get(shape.unit, shape.spec.acc)
@@ -211,9 +217,10 @@ def _dot_sums(f: Function, shape: Shape, a_rows: list[str], b_rows: list[str]) -
         offset = f.mul(k, shape.b_element)
         b = [_chunk(f, shape, shape.spec.b_type, f.at(row, offset), end) for row in b_rows]
         out: list[Value] = []
-        offset = f.mul(k, shape.packed_bytes // shape.k_unit)
-        for i, row in enumerate(a_rows):
-            a = _chunk(f, shape, a_type, f.at(row, offset), end)
+        offset = f.mul(k, shape.packed_bytes // shape.k_unit * planes)
+        for i in range(rows):
+            row, plane = a_rows[i // planes], i % planes
+            a = _chunk(f, shape, a_type, f.at(f.at(row, offset), plane * chunk), end)
             out += [_multiply_add(f, shape, vec, a, b[j], sums[i * columns + j]) for j in range(columns)]
         return out + [_multiply_add(f, shape, vec, shift, b[j], total) for j, total in enumerate(sums[rows * columns :])]
 
@@ -235,9 +242,15 @@ def _dot_sums(f: Function, shape: Shape, a_rows: list[str], b_rows: list[str]) -
         end.begin(f.min(f.sub("%k", rest.i), chunk))
         rest.next = multiply(rest.i, rest.values, end)
     sums = list(rest.results)
-    if not shape.is_shifted:
-        return [str(value) for value in sums]
-    return [f.let(f"sub {vec} {sums[cell]}, {sums[rows * columns + cell % columns]}") for cell in range(rows * columns)]
+    if shape.is_shifted:
+        sums = [f.let(f"sub {vec} {sums[cell]}, {sums[rows * columns + cell % columns]}") for cell in range(rows * columns)]
+    if shape.digits:
+        sums = [
+            floats_of_digits(f, [sums[(row * planes + plane) * columns + column] for plane in range(planes)], shape.lanes)
+            for row in range(len(a_rows))
+            for column in range(columns)
+        ]
+    return [str(value) for value in sums]
 
 
 def _joined_sums(f: Function, shape: Shape, values: list[str]) -> str:

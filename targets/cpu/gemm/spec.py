@@ -246,6 +246,8 @@ class Shape:
     """The numbers that follow from a spec and that all generators share."""
 
     spec: GemmSpec
+    digits: int = 0
+    """If not 0, the bytes of A are so many digits of each number of a wider type (digits.py)."""
 
     @property
     def isa(self) -> Isa:

@@ -86,6 +86,38 @@ def test_neon_assembles():
     for a, b, out in KINDS:
         _, text = gemm_module(GemmSpec(a, out, trans_b=True, isa="neon", b=b))
         assert jit.compile_text(text, wanted=target("neon"))
+    _, text = gemm_module(GemmSpec("bf16", trans_b=True, isa=isa_for(target("neon-dot")).name, b="i8"))
+    assert "neon.sdot" in text
+    assert jit.compile_text(text, wanted=target("neon-dot"))
+
+
+@pytest.mark.parametrize("kind, steps", [("f32", 30), ("bf16", 22), ("f16", 22)])
+def test_one_row_by_bytes_of_any_magnitude(kind, steps):
+    """What a row is rounded to depends on its largest number; infinities and what is no number come through."""
+    dtype, n, k = TORCH[kind], 40, 203
+    torch.manual_seed(1)
+    b = numbers("i8", n, k)
+    b[b == 0] = 1
+    spec = GemmSpec(kind, "f32", trans_b=True, isa=isa_for(target()).name, b="i8")
+
+    def product_with(x):
+        room = torch.full((1, n), 7.0)
+        sizes = (1, n, k, k, b.stride(0), n, 1, 0, 0, 0)
+        compiled(spec, "host")(x.data_ptr(), b.data_ptr(), room.data_ptr(), *sizes, None, None, None)
+        return room[0]
+
+    plain = torch.randn(k)
+    outlier = plain.clone()
+    outlier[77] = 5e3
+    for x in (plain, outlier, plain * 1e-4, outlier * (torch.finfo(dtype).max / 1e9), torch.zeros(k)):
+        x = x.to(dtype)
+        exact = b.double() @ x.double()
+        bound = (b.double().abs() @ x.double().abs()) * 1e-6 + x.abs().max().double() * 2.0**-steps * k * 128
+        assert ((product_with(x).double() - exact).abs() <= bound).all()
+    for value in (float("inf"), -float("inf"), float("nan")):
+        x = plain.to(dtype)
+        x[5] = value
+        torch.testing.assert_close(product_with(x), b[:, 5] * value, equal_nan=True)
 
 
 def test_symbols_name_what_they_are():
