@@ -8,7 +8,7 @@ first one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from xdsl.dialects import arith
@@ -26,7 +26,7 @@ from ...passes.analysis.reduction_kinds import identity, simple_op
 from ...passes.cost.machine.gpu import VECTOR_HALVES
 from ..nest.builder import NO_FLAGS
 from ..nest.combine import combine
-from .body import library
+from .body import library, quotient
 from .functions.exponentials import power_of_e
 from .joined_axes import Values, keep_axis, reduce_axis, reduce_values
 from .state import State
@@ -92,8 +92,10 @@ class Accumulator:
         (found,) = reduce_axis(s, [wide], axis, lambda s, a, b: [s.b.elementwise(op, (a[0], b[0]))], exact=True)
         return [s.b.cmpi("ne", found, s.b.int(0))]
 
-    def whole(self, s: State, through: Through, count: SSAValue, axis: int) -> Values:
-        """The result over all of an axis whose values are at hand; `count` of them count, those in the masks."""
+    def whole(self, s: State, through: Through, count: SSAValue, axis: int | None) -> Values:
+        """The result over all of an axis whose values are at hand; `count` of them count, those in the masks. None: each part is a term."""
+        if axis is None:
+            return joined_terms(s, [self.mask(s, self.single(s, values), mask) for values, mask in through()], self)
         return self.across(s, self.over_chunks(s, through()), axis)
 
     def over_chunks(self, s: State, chunks: Sequence[Piece]) -> Values:
@@ -206,10 +208,16 @@ class Welford(Accumulator):
     def across(self, s: State, state: Values, axis: int) -> Values:
         return reduce_axis(s, state, axis, self.combine)
 
-    def whole(self, s: State, through: Through, count: SSAValue, axis: int) -> Values:
-        """All values are at hand: the mean first, then the differences from it."""
+    def whole(self, s: State, through: Through, count: SSAValue, axis: int | None) -> Values:
+        def total(of: Callable[[SSAValue], SSAValue]) -> SSAValue:
+            parts: list[Piece] = [([of(values[0])], mask) for values, mask in through()]
+            return Accumulator("sum", self.types[:1]).whole(s, lambda: parts, count, axis)[0]
+
+        return self.by_sums(s, total, count)
+
+    def by_sums(self, s: State, total: Callable[[Callable[[SSAValue], SSAValue]], SSAValue], count: SSAValue) -> Values:
+        """The mean first, then the differences from it; `total` goes through all values and adds up a function of them."""
         element = self.types[0]
-        add = Accumulator("sum", [element])
         n = s.b.cast(SIToFPOp, count, element)
         fixed = count.owner.value if isinstance(count.owner, arith.ConstantOp) else None
         some = s.b.elementwise(arith.MaximumfOp, (n, s.b.constant(1.0, element)), NO_FLAGS)
@@ -219,18 +227,19 @@ class Welford(Accumulator):
             scale = s.b.constant(power, element)
         else:
             power, scale = 0.0, self._scale(s, some)
-        parts: list[Piece] = [([s.b.elementwise(arith.MulfOp, (values[0], scale), NO_FLAGS)], mask) for values, mask in through()]
-        (total,) = add.whole(s, lambda: parts, count, axis)
-        if isinstance(fixed, IntegerAttr):
-            mean = s.b.elementwise(arith.MulfOp, (total, s.b.constant(1.0 / (fixed.value.data * power), element)), NO_FLAGS)
+        scaled = total(lambda value: s.b.elementwise(arith.MulfOp, (value, scale), NO_FLAGS))
+        if s.ordered:  # the scale is a power of two: the same for sizes that are known and that are not
+            mean = quotient(s, scaled, s.b.elementwise(arith.MulfOp, (some, scale), NO_FLAGS))
+        elif isinstance(fixed, IntegerAttr):
+            mean = s.b.elementwise(arith.MulfOp, (scaled, s.b.constant(1.0 / (fixed.value.data * power), element)), NO_FLAGS)
         else:  # a program that shares a row may have nothing of it
-            mean = s.b.elementwise(arith.DivfOp, (total, s.b.elementwise(arith.MulfOp, (some, scale), NO_FLAGS)), NO_FLAGS)
-        squares: list[Piece] = []
-        for values, mask in through():
-            difference = s.b.elementwise(arith.SubfOp, (values[0], mean), NO_FLAGS)
-            squares.append(([s.b.elementwise(arith.MulfOp, (difference, difference), NO_FLAGS)], mask))
-        return [mean, *add.whole(s, lambda: squares, count, axis), n]
+            mean = s.b.elementwise(arith.DivfOp, (scaled, s.b.elementwise(arith.MulfOp, (some, scale), NO_FLAGS)), NO_FLAGS)
 
+        def square(value: SSAValue) -> SSAValue:
+            difference = s.b.elementwise(arith.SubfOp, (value, mean), NO_FLAGS)
+            return s.b.elementwise(arith.MulfOp, (difference, difference), NO_FLAGS)
+
+        return [mean, total(square), n]
 
     def _scale(self, s: State, number: SSAValue) -> SSAValue:
         """Half of the inverse of the largest power of two up to a number."""
@@ -283,7 +292,7 @@ class Softmax(Accumulator):
         scaled = b.elementwise(arith.MulfOp, (total, summand(s, b.elementwise(arith.SubfOp, (top, below), NO_FLAGS))), NO_FLAGS)
         return [highest, b.elementwise(arith.AddfOp, (scaled, total_here), NO_FLAGS)]
 
-    def whole(self, s: State, through: Through, count: SSAValue, axis: int) -> Values:
+    def whole(self, s: State, through: Through, count: SSAValue, axis: int | None) -> Values:
         """All values are at hand: the maximum first, so that each exponential is computed once."""
         (top,) = Accumulator("max", self.types[:1]).whole(s, lambda: [(v[:1], m) for v, m in through()], count, axis)
         below = above(s, top)
@@ -305,6 +314,25 @@ class SoftmaxDot(Softmax):
         return kinds.single_dot(s.b, values, self.types[0])
 
     lanes, advance, whole = Accumulator.lanes, Accumulator.advance, Accumulator.whole
+
+
+def joined_terms(s: State, states: Iterable[Values], whole: Accumulator) -> Values:
+    """Terms of straight code joined as those in lanes are (joined_axes.py): neighbours in pairs, then neighbours of these. What lanes without
+    a term have is joined, too."""
+    pending: list[tuple[int, Values]] = []
+    start: Values | None = None
+
+    def push(size: int, state: Values) -> None:
+        while pending and pending[-1][0] == size:
+            size, state = 2 * size, whole.combine(s, pending.pop()[1], state)
+        pending.append((size, state))
+
+    for state in states:
+        push(1, state)
+    while len(pending) > 1:
+        start = start or whole.start(s, shape_of(pending[0][1][0].type))
+        push(pending[-1][0], start)
+    return pending[0][1]
 
 
 def above(s: State, top: SSAValue) -> SSAValue:

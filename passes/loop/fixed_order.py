@@ -108,6 +108,8 @@ def gpu_order_problem(op: loop.ReduceOp | loop.ScanOp, tile: Mapping[str, Attrib
         return "its schedule does not say in which order its terms are taken (gpu-schedule does)"
     block = tile.get("reduction_block")
     taken = block.value.data if isinstance(block, IntegerAttr) else 0
+    if not taken and most is not None and most <= LANES:
+        return ""  # straight code
     if lanes != int_attr(LANES):
         return f"its schedule says {lanes.value.data if isinstance(lanes, IntegerAttr) else 'other'} lanes, the order has {LANES}"
     if taken > LANES or (taken < LANES and (most is None or most > taken)):

@@ -253,6 +253,25 @@ def test_rows_on_a_gpu(name, gpu):
     assert differing(fn, torch.randn(7, *sizes), (1,)) == []
 
 
+OF_ANY_SIZE = {
+    "two dimensions": (lambda x: (x.sum((1, 3)), x.var((1, 2))), [(3, 2, 9, 3), (2, 7, 3, 11)]),
+    "rows": (lambda x: (x.var(-1), F.layer_norm(x, x.shape[1:])), [(3, 31), (2, 3000)]),
+    "instance norms": (nn.InstanceNorm1d(4), [(3, 4, 31), (3, 4, 5), (2, 4, 3000)]),
+}
+
+
+@pytest.mark.parametrize("name", [n if n == "two dimensions" else pytest.param(n, marks=pytest.mark.long) for n in OF_ANY_SIZE])
+def test_known_sizes_have_the_bits_of_symbols_on_a_gpu(name, gpu):
+    """Few terms, of straight code, are joined as those in lanes, and statistics are two sums wherever their rows are."""
+    fn, shapes = OF_ANY_SIZE[name]
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend="stepwell", dynamic=True, options=OPTIONS)
+    rows = [torch.randn(shape) for shape in shapes]
+    of_symbols = [compiled(x) for x in rows]
+    for x, want in zip(rows, of_symbols, strict=True):
+        assert all(map(torch.equal, bits(fn, x, False), want if isinstance(want, tuple) else (want,)))
+
+
 @pytest.mark.long
 def test_many_rows_on_a_gpu(gpu):
     """Other tiles of rows, and a dynamic size beside sizes that are known."""

@@ -19,16 +19,15 @@ from ....dialects.tt.types import int32
 from ....passes.analysis.dependences import address_in, memory_of
 from ....passes.analysis.nest_access import Loop, NestAccess, Node
 from ....passes.gpu.shared_rows import part_of
-from ....passes.gpu.tiles.ordered import takes_lanes
+from ....passes.gpu.tiles.ordered import is_straight, takes_lanes
 from ....passes.gpu.tiles.rules import (
     MAX_SECOND_REDUCTION_CHUNKS,
-    MAX_UNROLLED_TRIPS,
     has_effect,
     has_reductions_inside,
     padded_trips,
     segment_length,
 )
-from ....passes.gpu.tiles.tile import Tile
+from ....passes.gpu.tiles.tile import MAX_STRAIGHT_OPS, MAX_UNROLLED_TRIPS, Tile
 from ..carried.term_bounds import bounded
 
 if TYPE_CHECKING:
@@ -37,9 +36,6 @@ if TYPE_CHECKING:
 
 MAX_UNROLLED_ITERATIONS = 16
 """Iterations of a loop inside of a tile that become straight code."""
-
-MAX_STRAIGHT_OPS = 400
-"""Operations of a body, times its iterations, that become straight code: Triton takes minutes for thousands."""
 
 
 class Loops:
@@ -67,7 +63,8 @@ class Loops:
         sequential = sequential or (self.s.ordered and isinstance(node.op, loop.ScanOp))
         if self.s.inner or self.s.inner_axis is None or sequential:
             limit = MAX_UNROLLED_ITERATIONS if self.s.inner or sequential else MAX_UNROLLED_TRIPS
-            return "unroll" if trips is not None and self._is_few(node, limit) else "loop"
+            few = self._is_few(node, limit) or (self.s.ordered and is_straight(node))
+            return "unroll" if trips is not None and few else "loop"
         if any(self._is_long(c) for c in node.children):
             return "unroll" if trips is not None and self._is_few(node, MAX_UNROLLED_ITERATIONS) else "loop"
         # programs that share a row each have their part of it, however short it is

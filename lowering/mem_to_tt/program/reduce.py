@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from xdsl.dialects import arith
@@ -21,7 +21,7 @@ from ....passes.gpu.tiles.summed_products import summed_product
 from ...nest.builder import NO_FLAGS
 from ..carried.weighed_products import lower_weighed
 from ..products import hidden_zeros, lower_product
-from ..reductions import Accumulator, ArgAccumulator, accumulator, joined_across
+from ..reductions import Accumulator, ArgAccumulator, Welford, accumulator, joined_across
 
 if TYPE_CHECKING:
     from ..kernel import NestLowering
@@ -49,6 +49,9 @@ class Reductions:
             return
         parts = accumulators(self.s, op)
         how = "loop" if summed else self.kernel.how(node)
+        if how == "unroll" and self.s.ordered and "lanes" in op.attributes:
+            self._reduce_terms(op, node, parts)
+            return
         if how == "tile" and self.kernel.whole(node) is not None:
             self._reduce_whole(op, node, parts)
             return
@@ -70,6 +73,9 @@ class Reductions:
                 at += len(acc.types)
             return found
 
+        if how == "tile" and s.ordered and any(isinstance(acc, Welford) for acc, _ in parts):
+            self._define(op, [v for acc, place in parts for v in self._streamed(op, node, acc, place)])
+            return
         if how == "unroll":
             state = start
             for _ in self.kernel.iterations(node):
@@ -85,6 +91,39 @@ class Reductions:
             state = self.kernel.tiled(node, start, join)
             state = joined_across(s, parts, state)
         self._define(op, state)
+
+    def _reduce_terms(self, op: loop.ReduceOp, node: Node, parts: list[tuple[Accumulator, slice]]) -> None:
+        """Straight code whose terms are joined as those in lanes."""
+        s = self.s
+
+        def terms() -> Iterator[list[SSAValue]]:
+            for _ in self.kernel.iterations(node):
+                self.kernel.lower_body(op.block)
+                yield [s.b.to_shape(v, s.active) for v in self.kernel.yielded(op.block)]
+
+        rows = list(terms())
+        count = s.number(product(one.size for one in node.loops))
+        found = [v for acc, place in parts for v in acc.whole(s, lambda at=place: [(row[at], None) for row in rows], count, None)]
+        self._define(op, found)
+
+    def _streamed(self, op: loop.ReduceOp, node: Node, acc: Accumulator, place: slice) -> list[SSAValue]:
+        """One accumulator over rows that are not on chip as a whole, with the bits that it has over those that are."""
+        s = self.s
+
+        def over(one: Accumulator, of: Callable[[list[SSAValue]], list[SSAValue]]) -> list[SSAValue]:
+            def join(state: Sequence[SSAValue], mask: SSAValue | None) -> list[SSAValue]:
+                self.kernel.lower_body(op.block)
+                values = [s.b.to_shape(v, s.full) for v in self.kernel.yielded(op.block)[place]]
+                return one.advance(s, list(state), of(values), mask, lambda: self._blocks_so_far(one.types[0]))
+
+            state = self.kernel.tiled(node, one.start(s, one.lanes(s, s.full)), join)
+            return joined_across(s, [(one, place)], state)
+
+        if not isinstance(acc, Welford):
+            return over(acc, lambda values: values)
+        count = s.number(product(one.size for one in node.loops))
+        add = Accumulator("sum", acc.types[:1])
+        return acc.by_sums(s, lambda of: over(add, lambda values: [of(values[0])])[0], count)
 
     def _reduce_block(self, op: loop.ReduceOp, reduced: BlockReduction) -> None:
         """What is computed of a block of products, along one of the axes that they lie along: all of it is on chip."""

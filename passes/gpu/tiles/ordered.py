@@ -9,19 +9,28 @@ from __future__ import annotations
 from xdsl.dialects.builtin import StringAttr
 
 from ....dialects import loop
+from ....dialects.expr import product
 from ...analysis.nest_access import NestAccess, Node
 from ...analysis.schedule_attrs import int_attr
 from ...cost.machine.gpu import Gpu
 from ...loop.fixed_order import LANES, ORDERED, PRODUCT_SIDE, UNITS, has_narrow_factors, has_order, terms_in_order
 from .product_nests import product_nodes, product_sides
 from .product_tiles import GROUPED_BLOCK_ROWS, product_tile
-from .tile import Sizes, Tile, power_of_two
+from .tile import MAX_STRAIGHT_OPS, MAX_UNROLLED_TRIPS, Sizes, Tile, power_of_two
 from .weighed_products import weighed_tile
 
 
 def takes_lanes(node: Node) -> bool:
-    """Whether the terms of a reduction go along an axis of the tile however few there are. Windows become straight code."""
-    return isinstance(node.op, loop.ReduceOp) and has_order(node.op) and len(node.loops) == 1 and not node.children
+    """Whether the terms of a reduction go along an axis of the tile however few there are."""
+    return isinstance(node.op, loop.ReduceOp) and has_order(node.op) and not node.children and not is_straight(node)
+
+
+def is_straight(node: Node) -> bool:
+    """Whether a reduction over several loops is straight code, as windows are. Its terms are joined as those in lanes."""
+    trips = product(one.size for one in node.loops).value
+    if trips is None or not 1 < trips <= MAX_UNROLLED_TRIPS or len(node.loops) < 2 or node.children or not isinstance(node.op, loop.ReduceOp):
+        return False
+    return has_order(node.op) and trips * len(node.op.block.ops) <= MAX_STRAIGHT_OPS
 
 
 def lanes_and_pieces(most: int | None, pieces: int) -> tuple[int, int]:
@@ -82,4 +91,4 @@ def _in_lanes(info: NestAccess, node: Node, tile: Tile) -> bool:
         if isinstance(around.op, loop.ReduceOp | loop.ScanOp):
             return False  # of a term of another one
         around = around.parent
-    return bool(tile.reduction_block) and (takes_lanes(node) or not node.children)
+    return is_straight(node) or (bool(tile.reduction_block) and (takes_lanes(node) or not node.children))

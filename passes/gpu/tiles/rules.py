@@ -32,6 +32,7 @@ from .summed_products import summed_tile
 from .tile import (
     COPIED_TILE_ELEMENTS,
     MAX_UNROLLED_INNER_TRIPS,
+    MAX_UNROLLED_TRIPS,
     MAX_WARPS,
     MIN_BLOCK_SHARE,
     STREAM_STAGES,
@@ -92,8 +93,6 @@ MAX_ROWS_THREAD_ELEMENTS = 144
 """Elements that a thread can hold where a program goes through rows and sums up columns: two programs then fit a multiprocessor."""
 MAX_AHEAD_BYTES = 100 << 10
 """Bytes that such a program may have under way: twice that is on chip."""
-MAX_UNROLLED_TRIPS = 32
-"""Iterations of a window (a reduction over several loops) that become straight code."""
 OUTER_RESULTS = 256
 """Results of a program, each of which a row of one tensor and a row of another one are reduced to."""
 SHARED_VECTOR_ROWS = 4

@@ -20,6 +20,10 @@ WINDOW_THREAD_ELEMENTS = 2
 apart for the warp to load side by side, or to wait for all at once."""
 MAX_UNROLLED_INNER_TRIPS = 8
 """Iterations of a single loop inside of a nest that become straight code."""
+MAX_UNROLLED_TRIPS = 32
+"""Iterations of a window (a reduction over several loops) that become straight code."""
+MAX_STRAIGHT_OPS = 400
+"""Operations of a body, times its iterations, that become straight code: Triton takes minutes for thousands."""
 MAX_WARPS = Gpu.max_warps
 STREAM_STAGES = 3
 """Iterations under way of a loop that streams through memory."""
