@@ -317,8 +317,8 @@ class SoftmaxDot(Softmax):
 
 
 def joined_terms(s: State, states: Iterable[Values], whole: Accumulator) -> Values:
-    """Terms of straight code joined as those in lanes are (joined_axes.py): neighbours in pairs, then neighbours of these. What lanes without
-    a term have is joined, too."""
+    """Terms of straight code joined as those in lanes are (joined_axes.py): neighbours in pairs, then neighbours of these. What lanes
+    without a term have is joined, too."""
     pending: list[tuple[int, Values]] = []
     start: Values | None = None
 

@@ -27,10 +27,10 @@ def takes_lanes(node: Node) -> bool:
 
 def is_straight(node: Node) -> bool:
     """Whether a reduction over several loops is straight code, as windows are. Its terms are joined as those in lanes."""
-    trips = product(one.size for one in node.loops).value
-    if trips is None or not 1 < trips <= MAX_UNROLLED_TRIPS or len(node.loops) < 2 or node.children or not isinstance(node.op, loop.ReduceOp):
+    trips, op = product(one.size for one in node.loops).value, node.op
+    if trips is None or trips > MAX_UNROLLED_TRIPS or len(node.loops) < 2 or node.children or not isinstance(op, loop.ReduceOp):
         return False
-    return has_order(node.op) and trips * len(node.op.block.ops) <= MAX_STRAIGHT_OPS
+    return has_order(op) and trips * len(op.block.ops) <= MAX_STRAIGHT_OPS
 
 
 def lanes_and_pieces(most: int | None, pieces: int) -> tuple[int, int]:
