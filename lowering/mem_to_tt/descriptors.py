@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import TYPE_CHECKING
 
-from xdsl.dialects.builtin import DenseArrayBase, i32, i64
+from xdsl.dialects.builtin import i32, i64
 from xdsl.ir import Attribute, Block, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
@@ -31,7 +31,7 @@ from ...dialects.support.float8 import FLOAT8, UNIT_FLOAT8
 from ...dialects.support.names import keep_name
 from ...dialects.tt.blocks import DescriptorLoadOp, DescriptorStoreOp
 from ...dialects.tt.compute import BitcastOp
-from ...dialects.tt.shape import ReshapeOp, SplitOp, TransOp
+from ...dialects.tt.shape import ReshapeOp
 from ...dialects.tt.types import DESCRIPTOR_BYTES, TensorDescType, bits_of, check_sizes, element_of, shape_of, tensor
 from ...passes.analysis.nest_access import Access, Loop
 from ...passes.cost.machine import Gpu
@@ -39,6 +39,7 @@ from ...passes.gpu.nest_merge import memory_of
 from ...passes.gpu.nest_types import memory_type
 from ..outline import Arguments, DescribedBuffer
 from .derived_sizes import typical_value
+from .program.columns import columns_of
 from .state import State
 
 if TYPE_CHECKING:
@@ -178,22 +179,12 @@ def store_block(kernel: NestLowering, access: Access, value: SSAValue) -> bool:
     value = b.to_shape(value, s.full)
     if (kind := described_type(access.dtype)) in FLOAT8:
         value = b.cast(BitcastOp, value, kind)
-    for k, part in enumerate([value] if halves == 1 else _halves(s, value)):
+    for k, part in enumerate(columns_of(b, value, s.full[-1] // halves)):
         part = part if len(found.block) == 2 else b.pure(ReshapeOp, (part,), tensor(tuple(found.block), element_of(part.type)))
         starts = _coordinates(s, found)
         starts[-1] = b.add(starts[-1], b.int(k * found.block[-1]))
         b.place(DescriptorStoreOp.create(operands=[descriptor, part, *starts]))
     return True
-
-
-def _halves(s: State, value: SSAValue) -> list[SSAValue]:
-    """The left and the right half of a tile."""
-    b, element, (rows, columns) = s.b, element_of(value.type), s.full
-    pairs = b.pure(ReshapeOp, (value,), tensor((rows, 2, columns // 2), element))
-    order = {"order": DenseArrayBase.from_list(i32, [0, 2, 1])}
-    last = b.pure(TransOp, (pairs,), tensor((rows, columns // 2, 2), element), order)
-    half = tensor((rows, columns // 2), element)
-    return list(b.place(SplitOp.create(operands=[last], result_types=[half, half])).results)
 
 
 def _coordinates(s: State, at: BlockAccess) -> list[SSAValue]:

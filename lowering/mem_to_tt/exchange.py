@@ -92,7 +92,8 @@ class Group:
     def of(kernel: NestLowering, ticket: Ticket, words: int, rows: Expr) -> Group:
         """The group of a program with a ticket, in a kernel of `rows` rows."""
         s = kernel.s
-        row, member = ticket.row, ticket.member
+        size = s.b.int(kernel.tile.group, s.index)
+        row, member = s.b.quotient(ticket.number, size), s.b.remainder(ticket.number, size)
         halves = s.b.int(HEADER_WORDS, s.index), s.number(half_words(rows, kernel.tile.group, words) + HEADER_WORDS)
         half, idle = s.b.select(ticket.second, *reversed(halves)), s.b.select(ticket.second, *halves)
         member_dim = s.info.new_dim(Range.of_size(as_expr(kernel.tile.group)))
@@ -148,11 +149,11 @@ class Group:
         given = iter(state)
         states = [[next(given) for _ in acc.types] for acc in parts]
         sent = [own[: SENT_NUMBERS.get(acc.kind, len(own))] for acc, own in zip(parts, states, strict=True)]
-        words = [_words(s, numbers) for numbers in sent]
-        read = iter(self._wait([self._put(word, lane) for group in words for word in group], inside))
+        words = [words_of_numbers(s, numbers) for numbers in sent]
+        read = iter(wait_for(s, [self._put(word, lane) for group in words for word in group], inside))
         result: Values = []
         for acc, own, numbers, group in zip(parts, states, sent, words, strict=True):
-            found = _numbers(s, [element_of(v.type) for v in numbers], [next(read) for _ in group])
+            found = numbers_of(s, [element_of(v.type) for v in numbers], [next(read) for _ in group])
             if len(found) < len(own):
                 found.append(b.to_shape(b.cast(SIToFPOp, count(lane), element_of(own[-1].type)), shape_of(found[0].type)))
             result += acc.across(s, acc.mask(s, found, inside), s.inner_axis)
@@ -176,63 +177,30 @@ class Group:
         number = b.add(b.mul(self.row, b.int(self.words, index)), b.int(self.used, index))
         return b.mul(number, b.int(self.size, index))
 
-    def _wait(self, sources: Sequence[SSAValue], inside: SSAValue | None) -> Values:
-        """The words at `sources` once all of them are written.
-
-        Each lane of a warp has a word of its own, and every warp has all of them: the lanes leave the loop together, with the words that
-        they saw, and warps need not agree when."""
-        s = self.kernel.s
-        b = s.b
-        block = Block()
-        b.open(block)
-        loaded = [self._load(p, inside) for p in sources]
-        ready: SSAValue | None = None
-        for word in loaded:
-            ready = b.both(ready, b.cmpi("ne", word, b.constant(0, i64)))
-        assert ready is not None
-        ready = b.cast(ExtUIOp, ready, i32)
-        while (shape := shape_of(ready.type)) is not None:
-            (ready,) = reduce_values(s, [ready], len(shape) - 1, lambda s, x, y: [s.b.elementwise(arith.AndIOp, (x[0], y[0]))])
-        b.place(scf.ConditionOp.create(operands=[b.cmpi("eq", ready, b.int(0)), *loaded]))
-        b.close()
-        after = Block(arg_types=[v.type for v in loaded])
-        after.add_op(scf.YieldOp.create())
-        loop_op = scf.WhileOp.create(result_types=[v.type for v in loaded], regions=[Region(block), Region(after)])
-        return list(b.place(loop_op).results)
-
-    def _load(self, pointer: SSAValue, inside: SSAValue | None) -> SSAValue:
-        b = self.kernel.s.b
-        shape = shape_of(pointer.type)
-        mask = None if inside is None else b.to_shape(inside, shape)
-        other = None if inside is None else b.to_shape(b.constant(_FULL_BIT, i64), shape)
-        op = LoadOp.make(pointer, mask, other)
-        op.properties["isVolatile"] = BoolAttr.from_bool(True)
-        return b.place(op).results[0]
-
 
 @dataclass(frozen=True)
 class Ticket:
     """What a program has drawn."""
 
-    row: SSAValue
-    member: SSAValue
-    """Its number among the programs that share the row."""
+    number: SSAValue
+    """How many programs have drawn before."""
     second: SSAValue
     """Whether the launch uses the second half of the workspace."""
     zero: SSAValue
     """The highest bit of 32 of the ticket's number, which no grid reaches: an i32."""
 
 
-def draw(kernel: NestLowering) -> Ticket:
-    """Draw a ticket; with the last one, prepare the word that counts them for the next launch."""
+def draw(kernel: NestLowering, least: int = 1) -> Ticket:
+    """Draw a ticket; with the last one, prepare the word that counts them for the next launch. `least`: words that the workspace has."""
     s = kernel.s
     b = s.b
     nest = kernel.nest
-    if any(block > 1 for _, block in kernel.tile.axes) or not kernel.tile.reduction_block:
-        raise UnsupportedNest("schedule: a group of programs shares one row, along the loops inside of the nest")
     workspace = nest.outs[-1].type if nest.outs else None
     if not isinstance(workspace, BufferType) or workspace.element_type != i64 or len(workspace.dims) != 1:
-        raise UnsupportedNest("schedule: a tile with a group needs a workspace, the last of the nest's outs: one dimension of i64")
+        where = "the last of the nest's outs: one dimension of i64"
+        raise UnsupportedNest(f"schedule: a tile with a group or stream_k needs a workspace, {where}")
+    if (words := workspace.dims[0].value) is not None and words < least:
+        raise UnsupportedNest(f"schedule: the workspace needs {least} words, and has {words}")
     counter = s.pointers[nest.outs[-1]]
     found = b.place(AtomicRMWOp.make("add", counter, b.constant(1, i64))).results[0]
     second = b.cmpi("slt", found, b.constant(0, i64))
@@ -242,11 +210,44 @@ def draw(kernel: NestLowering) -> Ticket:
     last = b.cmpi("eq", ticket, b.sub(programs, b.int(1, s.index)))
     following = b.select(second, b.constant(0, i64), b.constant(_SECOND_BIT, i64))
     b.place(AtomicRMWOp.make("exch", counter, following, last))
-    size = b.int(kernel.tile.group, s.index)
-    return Ticket(b.elementwise(arith.DivSIOp, (ticket, size)), b.elementwise(arith.RemSIOp, (ticket, size)), second, zero)
+    return Ticket(ticket, second, zero)
 
 
-def _words(s: State, state: Values) -> list[SSAValue]:
+def wait_for(s: State, sources: Sequence[SSAValue], inside: SSAValue | None) -> Values:
+    """The words at `sources` once all of them are written, those of them that are `inside`.
+
+    Where a tensor of words has one for each lane, every warp has all of them: the lanes leave the loop together, with the words that they
+    saw, and warps need not agree when."""
+    b = s.b
+    block = Block()
+    b.open(block)
+    loaded = [_load(s, p, inside) for p in sources]
+    ready: SSAValue | None = None
+    for word in loaded:
+        ready = b.both(ready, b.cmpi("ne", word, b.constant(0, i64)))
+    assert ready is not None
+    ready = b.cast(ExtUIOp, ready, i32)
+    while (shape := shape_of(ready.type)) is not None:
+        (ready,) = reduce_values(s, [ready], len(shape) - 1, lambda s, x, y: [s.b.elementwise(arith.AndIOp, (x[0], y[0]))])
+    b.place(scf.ConditionOp.create(operands=[b.cmpi("eq", ready, b.int(0)), *loaded]))
+    b.close()
+    after = Block(arg_types=[v.type for v in loaded])
+    after.add_op(scf.YieldOp.create())
+    loop_op = scf.WhileOp.create(result_types=[v.type for v in loaded], regions=[Region(block), Region(after)])
+    return list(b.place(loop_op).results)
+
+
+def _load(s: State, pointer: SSAValue, inside: SSAValue | None) -> SSAValue:
+    b = s.b
+    shape = shape_of(pointer.type)
+    mask = None if inside is None else b.to_shape(inside, shape)
+    other = None if inside is None else b.to_shape(b.constant(_FULL_BIT, i64), shape)
+    op = LoadOp.make(pointer, mask, other)
+    op.properties["isVolatile"] = BoolAttr.from_bool(True)
+    return b.place(op).results[0]
+
+
+def words_of_numbers(s: State, state: Values) -> list[SSAValue]:
     """A state as words."""
     b = s.b
     floats: list[SSAValue] = []
@@ -270,7 +271,7 @@ def _words(s: State, state: Values) -> list[SSAValue]:
     return words + [b.elementwise(arith.OrIOp, (half, b.int(_FULL_BIT, i64))) for half in rest]
 
 
-def _numbers(s: State, elements: Sequence[Attribute], words: Sequence[SSAValue]) -> Values:
+def numbers_of(s: State, elements: Sequence[Attribute], words: Sequence[SSAValue]) -> Values:
     """The numbers that the words of a state hold."""
     b = s.b
     count = sum(isinstance(e, Float32Type) for e in elements)

@@ -73,7 +73,7 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
     for side in sides:
         side.unit_kinds = UNIT_FLOAT8 & {one.element for one in parts}
     choices = [one.choice for one in parts if one.choice is not None]
-    known_trips = trips.value is not None and not choices
+    known_trips = trips.value is not None and not choices and kernel.terms is None
     rows = {k: RowSum(s.b, sides[axes.index(side)], _yielded(op, k)) for k, side in row_sums(s.info, node).items()}
     start = [no_sum(s, known_trips, SUM_TYPES.get(one.element, f32)) for one in parts] + [one.start() for one in rows.values()]
 
@@ -106,6 +106,9 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
         state = step(b.int(0, s.index), start)
     elif choices:
         state = in_parts(kernel, node, trips, block, start, step)
+    elif kernel.terms is not None:
+        begin, end = kernel.terms
+        state = kernel.repeat(node, end, block, start, step, begin, part=True)
     else:
         state = kernel.repeat(node, s.number(trips), block, start, step)
     return _in_order(state, len(parts), rows)

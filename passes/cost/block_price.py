@@ -49,7 +49,8 @@ class Sums:
 
 @dataclass(frozen=True)
 class Block:
-    """A block of the result, with the terms of a step, the steps under way and warps. `lasting`: a program goes through several blocks."""
+    """A block of the result, with the terms of a step, the steps under way and warps. `lasting`: a program goes through several blocks.
+    `shares`: programs, one for each multiprocessor, have equal shares of all steps."""
 
     rows: int
     columns: int
@@ -57,6 +58,7 @@ class Block:
     stages: int = 4
     warps: int = 8
     lasting: bool = False
+    shares: bool = False
 
 
 def words(kind: str) -> int:
@@ -93,6 +95,12 @@ def block_ns(work: Sums, block: Block, gpu: Gpu, parts: int = 1) -> tuple[float,
     resident = max(1, min(gpu.registers // registers, int(gpu.shared // (step * block.stages))))
     each = max(ceil(blocks / gpu.multiprocessors), ceil(rows / own[0]) * ceil(columns / own[1]))
     alone = rates.program_start_us * 1e3 + elements * work.beside / (rates.memory_gbs / each_rate)
+    if block.shares:
+        told = 2 + ceil(gpu.multiprocessors / blocks)  # written, cleared, and the parts of others that a program reads one by one
+        told *= 4.0 * elements * work.sums * words(work.kind) / (rates.cache_gbs / each_rate)
+        each, rest = divmod(blocks * steps, gpu.multiprocessors)
+        parts_of_blocks = blocks // gpu.multiprocessors + 2
+        return (each + bool(rest)) * max(units, cache) + alone * parts_of_blocks + told, "cache" if cache > units else "arithmetic"
     waves = 1 if block.lasting else ceil(each / resident)
     return each * steps * max(units, cache) + alone * waves, "cache" if cache > units else "arithmetic"
 

@@ -26,7 +26,7 @@ from xdsl.dialects.builtin import ModuleOp, StringAttr, UnitAttr, f64, i64
 from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop, mem
-from ...dialects.expr import ONE, ZERO, Expr, IndexMap, Sym, free_dims, product, split_linear
+from ...dialects.expr import ONE, ZERO, Expr, IndexMap, Sym, as_expr, free_dims, product, split_linear
 from ...dialects.expr.ranges import RangeEnv, range_of
 from ...dialects.machine import has_fixed_order
 from ...dialects.nd.types import LOW_PRECISION, element_bytes
@@ -359,9 +359,11 @@ def _for_stores(value: SSAValue) -> bool:
 
 
 def add_workspace(nest: loop.NestOp, info: NestAccess, tile: Tile, words: int) -> None:
-    """Note a tile with a group on a nest, which gets the memory that its programs exchange `words` words a row through."""
+    """Note a tile with a group on a nest, which gets the memory that its programs exchange `words` words a row through; one with stream_k,
+    `words` words a program."""
     write_tile(nest, info, tile)
-    half = half_words(product(one.size for one in info.root.loops), tile.group, words)
+    rows = product(one.size for one in info.root.loops)
+    half = as_expr(tile.persistent * words) if tile.stream_k else half_words(rows, tile.group, words)
     device = next(o.type.device.data for o in nest.outs if isinstance(o.type, mem.BufferType))
     made = mem.AllocOp.arena((half * 2 + HEADER_WORDS,), i64, device)
     clear = loop.NestOp.build_nest([half + HEADER_WORDS], [made.result])

@@ -17,7 +17,7 @@ from ...dialects.expr.ranges import RangeEnv
 from ...dialects.machine import has_fixed_order
 from ..analysis.nest_access import NestAccess
 from ..analysis.nest_key import nests_in_memory
-from ..analysis.schedule_attrs import GPU
+from ..analysis.schedule_attrs import GPU, narrowed, write_bounds
 from ..analysis.symbols import symbol_facts
 from ..cost.block_price import SPLIT_PARTS
 from ..cost.machine import Gpu, machine_of
@@ -25,10 +25,14 @@ from ..loop.transform.loop_rewrite import replace_loops
 from ..loop.transform.loop_split_reduction import LoopSplitReduction
 from ..loop.transform.nest_transform import Refused
 from ..manager.pass_manager import Pass
+from .gpu_cooperative_rows import add_workspace
+from .nest_types import scalar_type
 from .short_runs import short_run
+from .tiles.bounds import choose_bounds
 from .tiles.product_nests import block_reduction
-from .tiles.product_tiles import product_parts, product_tile
+from .tiles.product_tiles import product_parts, product_tile, stream_k_tile
 from .tiles.rules import MAX_UNROLLED_TRIPS, REDUCTION_TILE_ELEMENTS, TILE_COLUMNS, column_loop
+from .tiles.stream_k import share_words
 from .tiles.summed_products import summed_product
 from .tiles.tile import Sizes, Tile
 from .tiles.weighed_products import weighed_tile
@@ -55,6 +59,10 @@ class GpuSplitReduction(Pass):
 
     programs: int = 0
     """How many programs there should be; 0: PROGRAMS_PER_MULTIPROCESSOR for each multiprocessor."""
+
+    stream_k: float = 0.1
+    """Share of a product's time that equal shares of its steps for all programs must save, by price; below -1: all that can be are such.
+    That these pay was not measured yet."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         if has_fixed_order(op):
@@ -117,12 +125,35 @@ class GpuSplitReduction(Pass):
         """Parts of a product's sums, of whole blocks each, where there are few blocks of the result."""
         blocks = sizes(reduce.loop_sizes[0]) // block
         even = [n for n in SPLIT_PARTS if n > 1 and blocks % n == 0 and blocks // n >= MIN_DOT_PART_BLOCKS]
-        if len(reduce.loop_sizes) != 1 or not even:
+        even = even if len(reduce.loop_sizes) == 1 else []
+        if self._shares_steps(nest, info, even, sizes, symbols, gpu) or not even:
             return
         parts = product_parts(info, even, sizes, gpu)
         if parts < 2:
             return
         self._cut("product", nest, reduce, LoopSplitReduction(parts=parts, parts_first=True), symbols)
+
+    def _shares_steps(
+        self, nest: loop.NestOp, info: NestAccess, parts: list[int], sizes: Sizes, symbols: RangeEnv, gpu: Gpu
+    ) -> bool:
+        """Give programs equal shares of a product's steps, where that is fastest by far; whether it is."""
+        bounds = choose_bounds(info, symbols, sizes.hints)
+        info = NestAccess(nest, narrowed(symbols, bounds))
+        found = stream_k_tile(info, parts, sizes, gpu)
+        if found is None:
+            return False
+        tile, ns, others = found
+        if self.stream_k >= -1 and ns > others * (1 - self.stream_k):
+            return False
+        if bounds:
+            write_bounds(nest, bounds)
+        assert isinstance(info.root.children[0].op, loop.ReduceOp)
+        kinds = [scalar_type(result.type) for result in info.root.children[0].op.results]
+        add_workspace(nest, info, tile, share_words(kinds, tile))
+        said = f"{ns / 1e3:.1f} us, whole blocks or parts of one length {others / 1e3:.1f} us, by price"
+        self.remark(nest, f"product: {tile.persistent} programs have equal shares of its steps (stream K): {said}", kind="applied")
+        self.statistic("num-stream-k")
+        return True
 
     def _split_weighed(self, nest: loop.NestOp, reduce: loop.ReduceOp, tile: Tile, sizes: Sizes, symbols: RangeEnv, gpu: Gpu) -> None:
         """Parts of rows that a softmax weighs, where few programs have all of them."""

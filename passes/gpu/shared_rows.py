@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from xdsl.dialects.builtin import Float32Type, Float64Type, i1, i32, i64
+from xdsl.dialects.builtin import Float32Type, Float64Type, f32, i1, i32, i64
 from xdsl.ir import Attribute
 
 from ...dialects.expr import Expr
 from .nest_types import UnsupportedNest
-
-if TYPE_CHECKING:
-    pass
-
 
 HEADER_WORDS = 16
 """Words in front of the states: the first counts programs, the others keep it in a line of the cache of its own."""
@@ -38,6 +33,12 @@ def words_of(kind: str, types: Sequence[Attribute]) -> int:
         elif not isinstance(t, Float32Type):
             raise UnsupportedNest(f"programs that share a row do not exchange numbers of type {t}")
     return total
+
+
+def numbers_in_word(kind: Attribute) -> int:
+    """How many numbers of a type a word holds, at least 1."""
+    return 2 if kind == f32 else 1
+
 
 SENT_NUMBERS = {"welford": 2}
 """How many numbers of a state are sent, where that is not all: how many values each program has the others know."""

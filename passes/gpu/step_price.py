@@ -116,7 +116,7 @@ def _plain(info: NestAccess, nodes: Sequence[Node], tile: Tile, sizes: Sizes, gp
     width = min((element_bytes(a.dtype) for node in nodes for a in node.accesses if not a.is_store), default=2)
     work = Sums(rows, columns, terms, batch, sums, float(width), float(width * sums), 0.0, kind)
     (_, first), (_, second) = tile.axes
-    block = Block(first, second, tile.reduction_block, max(1, tile.stages), tile.warps, bool(tile.persistent))
+    block = Block(first, second, tile.reduction_block, max(1, tile.stages), tile.warps, bool(tile.persistent), bool(tile.stream_k))
     ns, _ = block_ns(generated(work, gpu), block, gpu)
     return _Matrix(2.0 * batch * rows * columns * terms * sums, ns)
 

@@ -22,6 +22,7 @@ from ..exchange import Group, draw
 from .group_blocks import blocks_of_groups, lower_by_group
 from .picked_matrices import lower_by_matrix
 from .reduce import accumulators
+from .shares import Shares
 
 if TYPE_CHECKING:
     from ..kernel import NestLowering
@@ -39,6 +40,8 @@ class Grid:
         self.sorted_axis = 0
         self.group_block: SSAValue | None = None
         """The block of all groups' rows that this program has."""
+        self.shares: Shares | None = None
+        """The share of the steps of all blocks that this program has."""
 
     def run(self) -> Expr:
         """Fill the kernel; how many programs its grid has."""
@@ -63,6 +66,10 @@ class Grid:
             count = one.size if one is not self.tile.grid_loops[-1] else ceildiv(one.size, self.tile.coarsening)
             work.append((count, lambda at, d=one.dim: s.dims.__setitem__(d, at)))
         programs = product(count for count, _ in work)
+        if self.tile.stream_k:
+            self.shares = Shares(self.kernel, programs)
+            self.shares.run(lambda at: self._run_at(at, work))
+            return self.shares.programs
         at = self._join_group() if self.tile.group > 1 else None
         if at is None and work:
             at = b.resize(b.place(GetProgramIdOp.make(0)).results[0], s.index)
@@ -131,13 +138,15 @@ class Grid:
     def _join_group(self) -> SSAValue:
         """The tile that this program shares with others."""
         s = self.s
+        if any(block > 1 for _, block in self.tile.axes) or not self.tile.reduction_block:
+            raise UnsupportedNest("schedule: a group of programs shares one row, along the loops inside of the nest")
         ticket = draw(self.kernel)
         s.hidden_zero = ticket.zero
         words = sum(words_of(acc.kind, acc.types) for op in self._shared() for acc, _ in accumulators(self.s, op))
         self.kernel.group = Group.of(self.kernel, ticket, words, product(one.size for one in s.info.root.loops))
         s.owner = self.kernel.group.first
         s.owned = {memory_of(a.buffer) for a in s.info.root.accesses if a.is_store}
-        return ticket.row
+        return self.kernel.group.row
 
     def _shared(self) -> list[loop.ReduceOp]:
         """The reductions that several programs do together."""
@@ -148,6 +157,9 @@ class Grid:
         """The body, for each of the iterations that the program has of the last loop of the grid; what lies behind its end is the last one
         again."""
         s = self.s
+        if self.shares is not None:
+            self.shares.lower_body()
+            return
         if self.tile.coarsening == 1:
             if self.sorted is not None and self.group_block is not None:
                 lower_by_group(self.kernel, self.sorted, self.sorted_axis, self.group_block)

@@ -48,6 +48,8 @@ class Loops:
         self.block_start: SSAValue | None = None
         """Where the block begins that the last axis runs through now, in loops that run block after block."""
         self.group: Group | None = None
+        self.terms: tuple[SSAValue, SSAValue] | None = None
+        """The terms of a product that this program adds up, if these are not all: where they begin and end."""
         self.parts: dict[Node, tuple[int, int]] = {}
         """Where each program has a block of one of the loops inside: the first block of each loop, and how many it has."""
         self.part: Dim | None = None

@@ -8,7 +8,8 @@ the loops inside, and `registers = 128`, which a thread has at most. With `coars
 for loops inside that have reductions in them. With `halves = 1` 16-bit numbers stay on chip as they are from one loop inside to the next.
 With `dot = 1` the loops inside are a matrix product, whose factors vary along one of two axes each. With `band = 8` programs side by side
 go through 8 blocks of the first of two axes before they go on to the next block of the other. `persistent = 132` programs go through all
-blocks, one after the other. With `copies = 1` factors and results are copied as blocks by the GPU's unit for that (TMA) where it can.
+blocks, one after the other; with `stream_k = 1` each has an equal share of the steps of all blocks. With `copies = 1` factors and results
+are copied as blocks by the GPU's unit for that (TMA) where it can.
 
 Loops are those of the nest as the analysis has merged and split them (the remark of gpu-schedule says which), by number.
 """
@@ -31,6 +32,7 @@ from ..nest_types import UnsupportedNest
 from ..shared_rows import part_of
 from .product_nests import BlockReduction, block_reduction, picked_index
 from .rules import MAX_BLOCK_ELEMENTS, MIN_TILE_COLUMNS, choose, column_loop, has_effect, long_loops, padded_trips, segment_length
+from .stream_k import STREAM_K_NEEDS, shared_node
 from .tile import MIN_DOT_SIDE, Sizes, Tile, power_of_two
 from .value_tiles import SQUARE_SIDE, only_sets
 
@@ -98,6 +100,8 @@ def read_tile(nest: loop.NestOp, info: NestAccess) -> Tile | None:
     alone = values.get("group", 1) == 1 and (not values["reduction_block"] or values.get("dot"))
     if (persistent := values.get("persistent", 0)) < 0 or (persistent and not alone):
         raise UnsupportedNest("schedule: persistent is a number of programs, of tiles without loops inside or with dot, and without group")
+    if values.get("stream_k") and not (values.get("dot") and persistent and shared_node(info) is not None):
+        raise UnsupportedNest(f"schedule: {STREAM_K_NEEDS}; persistent says how many programs there are")
     segment = values.get("segment", 0)
     if segment and any(has_effect(n) and (not n.loops or (n.loops[-1].size.value or 0) % segment) for n in long_loops(info)):
         raise UnsupportedNest("schedule: the last of the loops inside is as long as a segment, or as several")

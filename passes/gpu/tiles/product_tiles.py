@@ -28,6 +28,7 @@ from ...cost.contraction_price import MAX_SKINNY_ROWS, TILE_SIDES
 from ...cost.held_numbers import held_numbers
 from ...cost.machine.gpu import HALF_BYTES, LINE_BYTES, Gpu
 from .product_nests import HALVES, WIDE, Side, block_reduction, factors, picked_index, product_nodes, product_sides, sorted_rows
+from .stream_k import shared_node
 from .tile import MIN_DOT_SIDE, Sizes, Tile, power_of_two
 from .window_tiles import overlap
 
@@ -102,13 +103,29 @@ def product_parts(info: NestAccess, possible: Sequence[int], sizes: Sizes, gpu: 
         even, enough = [n for n in possible if n in SKINNY_SPLIT_PARTS], gpu.multiprocessors * MIN_PROGRAMS_PER_MULTIPROCESSOR
         return next((n for n in even if programs * n >= enough), even[-1]) if even and programs < enough else 1
     work = _Product.of(info, sides, sizes)
+    return min([1, *possible], key=lambda parts: _ns_of_parts(work, parts, gpu))
 
-    def ns(parts: int) -> float:
-        one = work if parts == 1 else replace(work, batch=work.batch * parts, terms=ceil(work.terms / parts), beside=4.0 * work.sums)
-        added = parts_ns(_sums(work), parts, gpu) + gpu.rates.start_us * 1e3 if parts > 1 else 0.0  # by a kernel of their own
-        return min(_ns(one, tile, gpu) for tile in _blocks(one, gpu)) + added
 
-    return min([1, *possible], key=ns)
+def stream_k_tile(info: NestAccess, possible: Sequence[int], sizes: Sizes, gpu: Gpu) -> tuple[Tile, float, float] | None:
+    """The tile by which programs have equal shares of a product's steps, its nanoseconds, and those of programs that have whole blocks, or
+    one of as many parts of them as are `possible`; None for another nest."""
+    sides = product_sides(info) if gpu.multiplies_halves and gpu.takes_ptx and shared_node(info) is not None else []
+    if not sides:
+        return None
+    few, many = sorted(sides, key=sizes.trips)
+    if has_few_rows(info, few, many, sizes):
+        return None
+    work = _Product.of(info, sides, sizes)
+    tiles = [replace(t, persistent=gpu.multiprocessors, stream_k=1) for t in _blocks(work, gpu) if t.reduction_block < work.terms]
+    tile = min(tiles, key=lambda tile: _ns(work, tile, gpu), default=None)
+    return None if tile is None else (tile, _ns(work, tile, gpu), min(_ns_of_parts(work, parts, gpu) for parts in (1, *possible)))
+
+
+def _ns_of_parts(work: _Product, parts: int, gpu: Gpu) -> float:
+    """Nanoseconds of a product whose sums programs compute in so many parts."""
+    one = work if parts == 1 else replace(work, batch=work.batch * parts, terms=ceil(work.terms / parts), beside=4.0 * work.sums)
+    added = parts_ns(_sums(work), parts, gpu) + gpu.rates.start_us * 1e3 if parts > 1 else 0.0  # by a kernel of their own
+    return min(_ns(one, tile, gpu) for tile in _blocks(one, gpu)) + added
 
 
 @dataclass(frozen=True)
@@ -252,7 +269,8 @@ def _blocks(work: _Product, gpu: Gpu) -> Iterator[Tile]:
 def _ns(work: _Product, tile: Tile, gpu: Gpu) -> float:
     """The price of a tile."""
     (_, rows), (_, columns) = tile.axes
-    return block_ns(generated(_sums(work), gpu), Block(rows, columns, tile.reduction_block, tile.stages, tile.warps), gpu)[0]
+    block = Block(rows, columns, tile.reduction_block, tile.stages, tile.warps, shares=bool(tile.stream_k))
+    return block_ns(generated(_sums(work), gpu), block, gpu)[0]
 
 
 def _sums(work: _Product) -> Sums:

@@ -51,6 +51,7 @@ class Tile:
     | `dot` | whether the sum of products inside, of a value along each of two axes, is a matrix product (products.py) |
     | `band` | how many blocks of the first axis programs side by side go through before the next block of the last; 0: all |
     | `persistent` | how many programs there are at most, each of which goes through several blocks; 0: each has one |
+    | `stream_k` | whether these have equal shares of the steps of all blocks, a block of which several programs may have parts |
     | `copies` | whether factors and results of a product are copied as blocks that the launch describes, where they can be |
     """
 
@@ -70,6 +71,7 @@ class Tile:
     dot: int = 0
     band: int = 0
     persistent: int = 0
+    stream_k: int = 0
     copies: int = 0
 
     @property
@@ -96,7 +98,8 @@ class Tile:
         total = sizes.trips(self.grid_loops)
         for loops, block in self.axes:
             total *= -(-sizes.trips(loops) // block)
-        return min(total, self.persistent or total) * self.group
+        most = self.persistent or total
+        return (most if self.stream_k else min(total, most)) * self.group
 
 
 def power_of_two(n: int) -> int:
