@@ -88,8 +88,8 @@ FUNCTIONS: dict[str, Function] = {
     "sigmoid": Function(math.sigmoid, math_special.sigmoid_plain),
     "rsqrt": Function(math.rsqrt, math.rsqrt),
     "log": _sleef("log", "u35", inline32=math.log),
-    "log2": _sleef("log2", "u35"),
-    "log10": _sleef("log10", "u10"),
+    "log2": _sleef("log2", "u35", inline32=math.log2),
+    "log10": _sleef("log10", "u10", inline32=math.log10),
     "log1p": _sleef("log1p", "u10", inline32=math.log1p),
     "sin": _sleef("sin", "u35"),
     "cos": _sleef("cos", "u35"),
@@ -97,11 +97,11 @@ FUNCTIONS: dict[str, Function] = {
     "asin": _sleef("asin", "u35"),
     "acos": _sleef("acos", "u35"),
     "atan": _sleef("atan", "u35"),
-    "sinh": _sleef("sinh", "u10"),
-    "cosh": _sleef("cosh", "u10"),
-    "asinh": _sleef("asinh", "u10", mend=_where_square_overflows),
-    "acosh": _sleef("acosh", "u10", mend=_where_square_overflows),
-    "atanh": _sleef("atanh", "u10"),
+    "sinh": _sleef("sinh", "u10", inline32=math.sinh),
+    "cosh": _sleef("cosh", "u10", inline32=math.cosh),
+    "asinh": _sleef("asinh", "u10", inline32=math.asinh, mend=_where_square_overflows),
+    "acosh": _sleef("acosh", "u10", inline32=math.acosh, mend=_where_square_overflows),
+    "atanh": _sleef("atanh", "u10", inline32=math.atanh),
     "cbrt": _sleef("cbrt", "u35"),
     "erfc": _sleef("erfc", "u15", "u15"),
     "lgamma": _sleef("lgamma", "u10"),
@@ -118,7 +118,10 @@ FUNCTIONS: dict[str, Function] = {
 
 # What torch's own kernels call for f32 (and for f16 and bf16, which go through it) where that differs from the table.
 EAGER: dict[str, Function] = {
-    **{name: _sleef(name, "u10") for name in ("exp", "exp2", "expm1", "tanh", "log", "log2", "log1p", "tan", "asin", "acos", "atan")},
+    **{
+        name: _sleef(name, "u10")
+        for name in "exp exp2 expm1 sinh cosh tanh atanh log log2 log10 log1p tan asin acos atan".split()
+    },
     "hypot": _sleef("hypot", "u05", "u05"),
     "fmod": _sleef("fmod", "", ""),
     "asinh": Function(libm="asinh"),

@@ -10,6 +10,7 @@ f32."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
@@ -309,7 +310,12 @@ def exp(m: Code, x: str, factor: float = 1.0) -> str:
     # softmax over masked logits has an infinity in every vector).
     gone = m.cmp("ogt" if factor < 0 else "olt", x, m.c(-104.0 * factor))
     x = m.select(gone, m.c(0.0), x)
-    x = m.at_least(x, -89.0) if factor < 0 else m.at_most(x, 89.0)
+    value, n = _exp_parts(m, m.at_least(x, -89.0) if factor < 0 else m.at_most(x, 89.0), factor)
+    return m.select(gone, m.c(0.0), m.scale(value, n))
+
+
+def _exp_parts(m: Code, x: str, factor: float = 1.0) -> tuple[str, str]:
+    """(v, n) with e^(factor x) = v 2^n."""
     n = m.rint(m.mul(x, m.c(factor * _LOG2E)))
     if m.f.target.has("fma"):
         r = m.fma(x, m.c(factor * _LOG2E), m.neg(n))
@@ -318,7 +324,7 @@ def exp(m: Code, x: str, factor: float = 1.0) -> str:
         # Without a fused product the difference must come from products that are exact.
         r = m.fma(n, m.c(-factor * _LN2_HIGH), x)
         r = m.mul(m.fma(n, m.c(-factor * _LN2_LOW), r), m.c(factor * _LOG2E))
-    return m.select(gone, m.c(0.0), m.scale(m.fma(r, m.horner(r, _EXP2), m.c(1.0)), n))
+    return m.fma(r, m.horner(r, _EXP2), m.c(1.0)), n
 
 
 def exp2(m: Code, x: str) -> str:
@@ -330,17 +336,35 @@ def exp2(m: Code, x: str) -> str:
 
 
 def expm1(m: Code, x: str) -> str:
-    """e^x - 1 for f32. 2^n (expm1(r) + 1) - 1 is put together at half its size, so that no intermediate overflows
-    first."""
-    y = m.at_least(m.at_most(x, 89.0), -18.0)
+    """e^x - 1 for f32."""
+    result = m.mul(_small_expm1(m, m.at_least(m.at_most(x, 89.0), -18.0), 1), m.c(2.0))
+    return m.select(m.cmp("ult", m.abs(x), m.c(1e-30)), x, result)
+
+
+def _small_expm1(m: Code, y: str, shift: int) -> str:
+    """(e^y - 1) 2^-shift for -18 <= y, whose parts do not overflow before it does."""
     n = m.rint(m.mul(y, m.c(_LOG2E)))
     r = m.fma(n, m.c(-_LN2_LOW), m.fma(n, m.c(-_LN2_HIGH), y))
     series = m.fma(m.mul(r, r), m.horner(r, _EXPM1), r)
-    half = m.power_of_two(m.to_int(m.sub(n, m.c(1.0))))
-    result = m.mul(m.fma(half, series, m.sub(half, m.c(0.5))), m.c(2.0))
-    tiny = m.cmp("olt", m.abs(x), m.c(1e-30))
-    result = m.select(tiny, x, result)
-    return m.select(m.cmp("uno", x, x), x, result)
+    power = m.power_of_two(m.to_int(m.sub(n, m.c(float(shift)))))
+    return m.fma(power, series, m.sub(power, m.c(0.5**shift)))
+
+
+def sinh(m: Code, x: str) -> str:
+    """sinh for f32, about 2 ulp: with q = (e^|x| - 1) / 4 it is 2 (q + q / (4q + 1))."""
+    size = m.abs(x)
+    q = _small_expm1(m, m.at_most(size, 89.7), 2)
+    # The divisor is infinite where the quotient no longer counts.
+    other = m.quotient(q, m.at_most(m.fma(q, m.c(4.0), m.c(1.0)), 2.0**127))
+    result = m.copysign(m.mul(m.add(q, other), m.c(2.0)), x)
+    return m.select(m.cmp("ult", size, m.c(1e-30)), x, result)
+
+
+def cosh(m: Code, x: str) -> str:
+    """cosh for f32, about 2 ulp: with q = e^|x| / 4 it is 2q + 1 / (8q)."""
+    value, n = _exp_parts(m, m.at_most(m.abs(x), 89.7))
+    q = m.scale(value, m.sub(n, m.c(2.0)))
+    return m.fma(q, m.c(2.0), m.quotient(m.c(0.125), q))
 
 
 def _log_reduce(m: Code, u: str) -> tuple[str, str]:
@@ -379,16 +403,46 @@ def _instruction_log_reduce(m: Code, u: str) -> tuple[str, str]:
     return m.select(m.cmp("olt", mantissa, m.c(1.0)), m.add(exponent, m.c(1.0)), exponent), mantissa
 
 
-def log(m: Code, x: str) -> str:
-    """The natural logarithm for f32, about 1 ulp."""
+def _log_parts(m: Code, x: str, series: Callable[[Code, str, str], str]) -> str:
+    """series(exponent as a float, mantissa - 1) of an f32, with the limits of a logarithm."""
     if _has_exponent_instructions(m):
         exponent, mantissa = _instruction_log_reduce(m, x)
-        return _log_series(m, exponent, m.sub(mantissa, m.c(1.0)))
+        return series(m, exponent, m.sub(mantissa, m.c(1.0)))
     small = m.cmp("olt", x, m.c(2.0**-126))
     normal = m.select(small, m.mul(x, m.c(2.0**23)), x)
     whole, mantissa = _log_reduce(m, normal)
     exponent = m.sub(m.to_float(whole), m.select(small, m.c(23.0), m.c(0.0)))
-    return _log_limits(m, x, _log_series(m, exponent, m.sub(mantissa, m.c(1.0))))
+    return _log_limits(m, x, series(m, exponent, m.sub(mantissa, m.c(1.0))))
+
+
+def log(m: Code, x: str) -> str:
+    """The natural logarithm for f32, about 1 ulp."""
+    return _log_parts(m, x, _log_series)
+
+
+def _log_to(base: float) -> Callable[[Code, str], str]:
+    """The logarithm to a base for f32. All but the last sum is exact to a part of an ulp, so that powers of the base come out exact."""
+    scale, step = 1.0 / math.log(base), math.log(2.0) / math.log(base)
+    scale_high, step_high = (math.ldexp(math.floor(math.ldexp(v, 11)), -11) for v in (scale, step))
+
+    def series(m: Code, exponent: str, f: str) -> str:
+        high = m.from_bits(m.integer("and", m.bits(f), m.i(-4096)))
+        square = m.mul(f, f)
+        tail = m.fma(square, m.c(-0.5), m.mul(m.mul(f, square), m.horner(f, _LOG)))
+        # Products of two numbers of 12 bits are exact, and `whole` is the larger one where it is not 0.
+        whole, part = m.mul(exponent, m.c(step_high)), m.mul(high, m.c(scale_high))
+        total = m.add(whole, part)
+        rest = m.sub(part, m.sub(total, whole))
+        rest = m.fma(m.sub(f, high), m.c(scale_high), rest)
+        rest = m.fma(f, m.c(scale - scale_high), rest)
+        rest = m.fma(exponent, m.c(step - step_high), m.fma(tail, m.c(scale), rest))
+        return m.add(total, m.select(m.cmp("olt", m.abs(total), m.c(math.inf)), rest, m.c(0.0)))
+
+    return lambda m, x: _log_parts(m, x, series)
+
+
+log2 = _log_to(2.0)
+log10 = _log_to(10.0)
 
 
 def log1p(m: Code, x: str) -> str:
@@ -409,6 +463,34 @@ def log1p(m: Code, x: str) -> str:
         f = m.fma(lost, inverse, m.sub(mantissa, m.c(1.0)))
         result = _log_limits(m, u, _log_series(m, m.to_float(whole), f))
     return m.select(m.cmp("oeq", x, m.c(0.0)), x, result)
+
+
+def atanh(m: Code, x: str) -> str:
+    """atanh for f32, about 3 ulp."""
+    size = m.abs(x)
+    ratio = m.div(m.add(size, size), m.sub(m.c(1.0), size))
+    return m.copysign(m.mul(log1p(m, ratio), m.c(0.5)), x)
+
+
+def asinh(m: Code, x: str) -> str:
+    """asinh for f32, about 3 ulp."""
+    size = m.abs(x)
+    square = m.mul(size, size)
+    more = m.quotient(square, m.add(m.c(1.0), m.sqrt(m.add(m.c(1.0), square))))
+    return m.copysign(_log_of_double(m, size, m.add(size, more)), x)
+
+
+def acosh(m: Code, x: str) -> str:
+    """acosh for f32, about 3 ulp."""
+    above = m.sub(x, m.c(1.0))
+    return _log_of_double(m, x, m.add(above, m.sqrt(m.mul(above, m.add(x, m.c(1.0))))))
+
+
+def _log_of_double(m: Code, x: str, less_one: str) -> str:
+    """log(1 + less_one), and log 2x from 2^60 on, where squares overflow."""
+    large = m.cmp("ogt", x, m.c(2.0**60))
+    found = log1p(m, m.select(large, x, less_one))
+    return m.add(found, m.select(large, m.c(math.log(2.0)), m.c(0.0)))
 
 
 def _odd_rational(m: Code, x: str, limit: float, parts: tuple[tuple[float, ...], tuple[float, ...]]) -> str:

@@ -7,7 +7,7 @@ and the logarithm of m as 2 atanh((m - 1) / (m + 1)) between sqrt(1/2) and sqrt(
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import factorial, log, log10, pi, sqrt
+from math import factorial, log, pi, sqrt
 
 from .core import Code
 
@@ -20,16 +20,6 @@ def sin(m: Code, x: str) -> str:
 def cos(m: Code, x: str) -> str:
     """cos(x)."""
     return _turns(m, x, 1)
-
-
-def log2_of(m: Code, x: str) -> str:
-    """log2(x): exact for powers of two."""
-    return _log2(m, x)
-
-
-def log10_of(m: Code, x: str) -> str:
-    """log10(x)."""
-    return m.mul(_log2(m, x), m.c(log10(2.0)))
 
 
 def pow_of(m: Code, x: str, y: str) -> str:
@@ -50,7 +40,7 @@ def pow_of(m: Code, x: str, y: str) -> str:
     return m.select(m.either(m.cmp("oeq", y, m.c(0.0)), m.cmp("oeq", x, m.c(1.0))), m.c(1.0), value)
 
 
-FORMS: dict[str, Callable[..., str]] = {"sin": sin, "cos": cos, "log2": log2_of, "log10": log10_of, "pow": pow_of}
+FORMS: dict[str, Callable[..., str]] = {"sin": sin, "cos": cos, "pow": pow_of}
 
 
 def _shifted(m: Code, whole: str) -> str:

@@ -28,7 +28,7 @@ def computed(name: str, isa: str, *inputs: torch.Tensor) -> torch.Tensor:
     lanes, f32 = 32, torch.float32
     names = ", ".join(f"%{letter}" for letter in "ab"[: len(inputs)])
     types = ", ".join(f"{{{letter}}}" for letter in "AB"[: len(inputs)])
-    operation = {"sin": "math.sin", "cos": "math.cos", "log2": "math.log2", "log10": "math.log10", "pow": "math.powf"}[name]
+    operation = {"sin": "math.sin", "cos": "math.cos", "pow": "math.powf"}[name]
     body = f"%r = {operation} {names} : {types.split(', ')[0]}"
     wanted = replace(target(isa), vector_library=False)
     text = emit_module(parse(elementwise("k", body, [f32] * len(inputs), f32, lanes)), wanted)
@@ -40,18 +40,14 @@ def computed(name: str, isa: str, *inputs: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.spread
 @pytest.mark.parametrize("isa", RUNNABLE)
-@pytest.mark.parametrize("name", ["sin", "cos", "log2", "log10"])
+@pytest.mark.parametrize("name", ["sin", "cos"])
 def test_functions_of_one_number(name, isa):
     torch.manual_seed(0)
     few = torch.tensor(CORNERS * 2)
     angles = torch.cat([torch.randn(4096) * 3, torch.rand(4096) * 2e6 - 1e6, torch.rand(992) * 1e30])
-    sizes = torch.cat([torch.exp2(torch.rand(8192) * 252 - 126), 1 + torch.randn(992) * 1e-3, -torch.rand(0)])
-    x = torch.cat([few, angles if name in ("sin", "cos") else sizes])
+    x = torch.cat([few, angles])
     got, want = computed(name, isa, x), getattr(torch, name)(x.double())
     assert float(ulps(got, want).max()) <= 1.0
-    if name == "log2":
-        powers = torch.exp2(torch.arange(-126.0, 128.0).repeat_interleave(4)[:992])
-        assert torch.equal(computed(name, isa, powers), torch.arange(-126.0, 128.0).repeat_interleave(4)[:992])
 
 
 @pytest.mark.parametrize("isa", RUNNABLE)
