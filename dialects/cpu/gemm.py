@@ -36,7 +36,7 @@ class GemmOp(QuickOp):
     `out` that of the result. `trans_a`: the left one is stored [K, M]; `trans_b`: the right
     one is stored [N, K]. The arguments are three pointers A, B, C (with `bias` a fourth one: N elements of `dtype`
     that are added to every row) and then i64: M, N, K, the strides of rows lda, ldb, ldc, the batch, and
-    the strides of the batch for A, B, C. With `accumulate` the product is added to C, which is f32 or f64.
+    the strides of the batch for A, B, C.
 
     With `windows` rows of A are windows of an image, read where they lie, and lda is ignored. Their numbers come behind the other arguments
     (passes/analysis/accesses/windows.py): run, taps, outer, inner, count0, step0, count1, step1, count2, step2, step3.
@@ -59,7 +59,6 @@ class GemmOp(QuickOp):
     trans_a = opt_prop_def(UnitAttr)
     trans_b = opt_prop_def(UnitAttr)
     bias = opt_prop_def(UnitAttr)
-    accumulate = opt_prop_def(UnitAttr)
     epilogue = opt_prop_def(FlatSymbolRefAttrConstr)
     passed = opt_prop_def(ArrayAttr)
     windows = opt_prop_def(UnitAttr)
@@ -82,14 +81,14 @@ class GemmOp(QuickOp):
 
     @staticmethod
     def make(
-        name: str, dtype: str, out: str, trans_a: bool, trans_b: bool, bias: bool = False, accumulate: bool = False, rhs: str = "",
+        name: str, dtype: str, out: str, trans_a: bool, trans_b: bool, bias: bool = False, rhs: str = "",
         epilogue: str = "", passed: Sequence[str] = (), windows: bool = False, panels: int = 0,
     ) -> GemmOp:  # fmt: skip
         """The declaration of one kind of multiplication."""
         properties = {"sym_name": StringAttr(name), "dtype": StringAttr(dtype), "out": StringAttr(out)}
         if rhs and rhs != FACTORS[dtype][0]:
             properties["rhs"] = StringAttr(rhs)
-        wanted = (("trans_a", trans_a), ("trans_b", trans_b), ("bias", bias), ("accumulate", accumulate), ("windows", windows))
+        wanted = (("trans_a", trans_a), ("trans_b", trans_b), ("bias", bias), ("windows", windows))
         flags: dict[str, Attribute] = {key: UnitAttr() for key, on in wanted if on}
         if panels:
             flags["panels"] = IntegerAttr(panels, i64)

@@ -72,7 +72,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Product:
-    """C[b, m, n] (+)= sum over k of A[b, m, k] * B[b, k, n] (+ bias[n]), as strides."""
+    """C[b, m, n] = sum over k of A[b, m, k] * B[b, k, n] (+ bias[n]), as strides."""
 
     batch: tuple[Expr, ...]
     m: Expr
@@ -82,9 +82,6 @@ class Product:
     b: Matrix
     c: Matrix
     bias: Matrix | None = None
-    accumulate: bool = False
-    """C keeps what it holds, and the product is added to it."""
-
 
     @property
     def is_ordered(self) -> bool:
@@ -120,24 +117,21 @@ def _strides(index: tuple[Expr, ...], steps: tuple[Expr, ...], rank: int) -> tup
 
 
 def recognise(op: loop.ContractOp) -> Product | None:
-    """The matrix product that a contraction is, if it only stores its accumulator, the sum of that and a bias, or adds it to its out."""
+    """The matrix product that a contraction is, if it only stores its accumulator, or the sum of that and a bias."""
     rank = len(op.loop_sizes)
     store = op.block.last_op
-    if not isinstance(store, loop.StoreOp):
-        return None
-    accumulate = store.store_mode == "add"
-    if not (accumulate or store.mode is None) or store.masked is not None or len(op.outs) != 1:
+    if not isinstance(store, loop.StoreOp) or store.mode is not None or store.masked is not None or len(op.outs) != 1:
         return None
     bias: Matrix | None = None
     if store.value is not op.accumulator or len(list(op.block.ops)) != 1:
-        bias = None if accumulate else _bias(op, store)
+        bias = _bias(op, store)
         if bias is None:
             return None
     places = [list(op.indices).index(v) for v in store.index_operands]
     target = IndexMap(rank, tuple(store.index_map.apply([dim(p) for p in places])))
     a, b = strides_of(op.lhs, op.lhs_map.data, rank + 1), strides_of(op.rhs, op.rhs_map.data, rank + 1)
     c = strides_of(op.outs[0], target, rank)
-    windows = _windows(op) if a is None and rank == 2 and not accumulate else None
+    windows = _windows(op) if a is None and rank == 2 else None
     if windows is not None:
         a = [ZERO, ZERO, ONE, windows.start]
     panels = _panels(op) if c is not None and c[rank - 1] is ONE and (b is None or op.loop_sizes[-1] is not b[rank]) else 0
@@ -151,7 +145,7 @@ def recognise(op: loop.ContractOp) -> Product | None:
         Matrix(op.lhs, tuple(a[: rank - 2]), a[rank - 2], a[rank], a[-1], windows),
         Matrix(op.rhs, tuple(b[: rank - 2]), b[rank], b[rank - 1], b[-1], panels=panels),
         Matrix(op.outs[0], tuple(c[: rank - 2]), c[rank - 2], c[rank - 1], c[-1]),
-        bias, accumulate,
+        bias,
     )  # fmt: skip
 
 
@@ -211,7 +205,7 @@ def merge_batch(p: Product) -> Product:
     p = replace(p, m=m, a=replace(p.a, row=row_a), c=replace(p.c, row=row_c))
     a, b, c = (tuple(steps[i] for _, steps in merged) for i in range(3))
     matrices = (replace(x, batch=steps) for x, steps in ((p.a, a), (p.b, b), (p.c, c)))
-    return Product(tuple(s for s, _ in merged), p.m, p.n, p.k, *matrices, bias=p.bias, accumulate=p.accumulate)
+    return Product(tuple(s for s, _ in merged), p.m, p.n, p.k, *matrices, bias=p.bias)
 
 
 def _transposed(x: Matrix, rows: Expr, columns: Expr) -> bool | None:
@@ -237,7 +231,7 @@ def row_major(p: Product) -> Product:
     if column or _transposed(p.c, p.m, p.n):
         a, b, c = (replace(x, row=x.column, column=x.row) for x in (p.b, p.a, p.c))
         bias = None if p.bias is None else replace(p.bias, row=p.bias.column, column=p.bias.row)
-        return Product(p.batch, p.n, p.m, p.k, a, b, c, bias, p.accumulate)
+        return Product(p.batch, p.n, p.m, p.k, a, b, c, bias)
     return p
 
 
@@ -359,12 +353,10 @@ class ContractLowering:
         layout, dtype, rhs, out = transposed(p), *(DTYPES.get(x.dtype) for x in (p.a, p.b, p.c))
         if layout is None or dtype is None or rhs is None or out is None:
             return None
-        if p.accumulate and out not in ("f32", "f64"):
-            return None  # the sums are not of the type of C
         trans_a, trans_b = layout
         kernel, passed = (epilogue.kernel, epilogue.passed) if epilogue is not None else ("", ())
         kind = GemmOp.make(
-            "", dtype, out, trans_a, trans_b, p.bias is not None, p.accumulate, rhs, kernel, passed, p.a.windows is not None, p.b.panels
+            "", dtype, out, trans_a, trans_b, p.bias is not None, rhs, kernel, passed, p.a.windows is not None, p.b.panels
         )
         if self.ordered:
             kind.properties["ordered"] = UnitAttr()
@@ -391,7 +383,7 @@ class ContractLowering:
         name += f"_{'t' if kind.trans_a is not None else 'n'}{'t' if kind.trans_b is not None else 'n'}"
         name += "_windows" if kind.windows is not None else ""
         name += f"_panels{kind.panels.value.data}" if kind.panels is not None else ""
-        name += ("_bias" if kind.bias is not None else "") + ("_add" if kind.accumulate is not None else "")
+        name += "_bias" if kind.bias is not None else ""
         if kind.epilogue is not None and kind.passed is not None:
             turned = kind.passed.data.index(StringAttr("row")) > kind.passed.data.index(StringAttr("column"))
             name += f"_{kind.epilogue.string_value()}{'_turned' if turned else ''}"
@@ -407,8 +399,8 @@ class ContractLowering:
         """ATen's matmul on views of the buffers, into the out."""
         p = recognise(op)
         if p is None or p.is_ordered:
-            what = "only matrix products reach this pass: operands accessed with strides, a body that stores the accumulator once, alone"
-            raise PassError(f"{what} or plus a bias, or adds it to the out", op=op)
+            what = "only matrix products reach this pass: operands accessed with strides, a body that stores the accumulator once"
+            raise PassError(f"{what}, alone or plus a bias", op=op)
         views: list[Operation] = []
         operands: list[SSAValue] = []
         for x, rows, columns in ((p.a, p.m, p.k), (p.b, p.k, p.n), (p.c, p.m, p.n)):
@@ -431,12 +423,6 @@ class ContractLowering:
             operands.insert(0, p.bias.buffer if view == t else views[-1].results[0])
             call = CallAttr(Call("aten.addmm.default", (Arg(0), Arg(1), Arg(2))))
             return [*views, mem.ExternOp.create(operands=operands, properties={"call": call, "out": IntsAttr.get([3])})]
-        if p.accumulate:
-            if len(p.batch) > 1:
-                raise PassError("the library adds products of one batch dimension at most to their out", op=op)
-            a, b, c = operands
-            call = CallAttr(Call("aten.baddbmm.default" if p.batch else "aten.addmm.default", (Arg(0), Arg(1), Arg(2))))
-            return [*views, mem.ExternOp.create(operands=[c, a, b, c], properties={"call": call, "out": IntsAttr.get([3])})]
         call = CallAttr(Call("aten.matmul.default" if len(p.batch) != 1 else "aten.bmm.default", (Arg(0), Arg(1))))
         if not p.batch:
             call = CallAttr(Call("aten.mm.default", (Arg(0), Arg(1))))

@@ -28,8 +28,8 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "loop": (
             "loop-batch", "loop-outline", "nd-to-loop", "contract-epilogue", "loop-fuse{local-bytes=65536}",
-            "loop-fuse-rows", "loop-fuse-windows", "loop-inline", "contract-accumulate", "loop-layout",
-            "loop-fuse-tables", "loop-order",
+            "loop-fuse-rows", "loop-fuse-windows", "loop-inline", "loop-layout", "loop-fuse-tables",
+            "loop-order",
         ),
         "mem": (
             "loop-to-mem", "mem-term-blocks", "mem-pack-operands", "mem-split-scalars", "mem-stage-rows", "mem-plan", "loop-schedule",

@@ -60,7 +60,6 @@ OURS: dict[str, str] = {
     "nd-small-products": "passes.nd.products.nd_small_products:NdSmallProducts",
     "nd-sink-cat": "passes.nd.nd_sink_cat:NdSinkCat",
     "nd-split-reductions": "passes.nd.nd_split_reductions:NdSplitReductions",
-    "contract-accumulate": "passes.loop.contract.contract_accumulate:ContractAccumulate",
     "contract-epilogue": "passes.loop.contract.contract_epilogue:ContractEpilogue",
     "loop-batch": "passes.loop.repeats.loop_batch:LoopBatch",
     "loop-fuse": "passes.loop.fusion.loop_fuse:LoopFuse",

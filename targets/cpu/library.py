@@ -28,7 +28,7 @@ _TYPES = "f32|bf16|f16|f64|i8|u8|i32"
 _ISAS = "|".join(sorted(ISAS, key=len, reverse=True))
 _GEMM = re.compile(
     rf"stepwell_gemm_(?P<dtype>{_TYPES})_(?P<a>[nt])(?P<b>[nt])_(?P<isa>{_ISAS})"
-    rf"(?:_by_(?P<by>{_TYPES}))?(?:_to_(?P<out>{_TYPES}))?(?:_bias_(?P<bias>{_TYPES}))?(?P<add>_add)?(?P<tile>_tile)?(?P<windows>_windows)?"
+    rf"(?:_by_(?P<by>{_TYPES}))?(?:_to_(?P<out>{_TYPES}))?(?:_bias_(?P<bias>{_TYPES}))?(?P<tile>_tile)?(?P<windows>_windows)?"
     r"(?:_panels(?P<panels>\d+))?(?P<ordered>_ordered)?_shared"
 )
 _INT4 = re.compile(rf"stepwell_int4_(?P<dtype>{_TYPES})_(?P<isa>{_ISAS})_shared")
@@ -55,7 +55,6 @@ def spec_of(symbol: str) -> LibrarySpec | None:
             trans_a=found["a"] == "t",
             trans_b=found["b"] == "t",
             isa=found["isa"],
-            accumulate=found["add"] is not None,
             bias=found["bias"] or "",
             tile=found["tile"] is not None,
             b=found["by"] or "",

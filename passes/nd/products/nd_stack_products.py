@@ -116,11 +116,12 @@ def _swap(rank: int) -> tuple[int, ...]:
 
 
 def _seconds_apart(group: Sequence[nd.MatmulOp], hints: Mapping[str, int]) -> float:
-    """Seconds of the products one by one, each but the first added to the sum of those before it (by the product itself where the
-    sum has the accumulator's type, see contract-accumulate)."""
+    """Seconds of the products one by one, each but the first added to the sum of those before it (by the product itself where
+    contract-epilogue puts that into it)."""
     total = sum(_product_seconds(op, _depth(op, hints), hints) for op in group)
     result = _bytes(group[0].result, hints)
-    by_itself = tensor_type(group[0].result).element_type in (f32, f64)
+    t = tensor_type(group[0].result)
+    by_itself = t.rank == 2 and t.element_type in (f32, f64)
     again = Work(result, launches=0) if by_itself else Work(result * 2, result, launches=0)
     return total + (len(group) - 1) * estimate(again, SERVER).seconds
 

@@ -24,11 +24,11 @@ def emit_gemm(unit: ModuleText, op: GemmOp) -> None:
     """Add the function that `op` declares."""
     name = op.sym_name.data
     isa = isa_for(unit.target).name
-    trans_a, trans_b, accumulate = (flag in op.properties for flag in ("trans_a", "trans_b", "accumulate"))
+    trans_a, trans_b = (flag in op.properties for flag in ("trans_a", "trans_b"))
     rhs = op.rhs.data if op.rhs is not None else ""
     panels = op.panels.value.data if op.panels is not None else 0
     windows = op.windows is not None
-    spec = GemmSpec(op.dtype.data, op.out.data, trans_a, trans_b, isa, accumulate, b=rhs, windows=windows, panels=panels)
+    spec = GemmSpec(op.dtype.data, op.out.data, trans_a, trans_b, isa, b=rhs, windows=windows, panels=panels)
     spec = replace(spec, ordered=op.ordered is not None)
     shared = unit.declare(spec.shared_symbol, "void", _TYPES)
     bias = "ptr %bias" if op.bias is not None else "ptr null"

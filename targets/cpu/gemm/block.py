@@ -369,10 +369,8 @@ class _Block:
         else:
             kept = f.mul(f.sub(i, self.i_first), self.tile_ld)
             row = f.at(self.tile, f.pick(self.many_blocks, kept, 0))
-        init, ild = row, self.tile_ld
-        if not spec.accumulate:
-            init = str(f.pick(self.is_first, self.bias_row, row, "ptr"))
-            ild = f.pick(self.is_first, 0, self.tile_ld)
+        init = str(f.pick(self.is_first, self.bias_row, row, "ptr"))
+        ild = f.pick(self.is_first, 0, self.tile_ld)
         steps = f.pick(self.special, self.kc, self.units)
         with f.loop(0, self.nc, columns) as j:
             nr = f.min(columns, f.sub(self.nc, j.i))

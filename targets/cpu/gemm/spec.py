@@ -148,8 +148,6 @@ class GemmSpec:
     trans_b: bool = False
     """B is stored [N, K] (ldb is the stride of n; `nn.Linear` keeps its weight like that) instead of [K, N]."""
     isa: str = "generic"
-    accumulate: bool = False
-    """C += instead of C =; only where C has the accumulator's type."""
     bias: str = ""
     """Element type of the bias; `dtype` if empty. Whether there is one is known at run time (null pointer or not)."""
     tile: bool = False
@@ -185,10 +183,6 @@ class GemmSpec:
         if self.panels and (self.trans_b or not alike or self.panels % Shape(self).width):
             tile = f"a multiple of {Shape(self).width} columns of f32, f64 or bytes"
             raise ValueError(f"gemm: panels are {tile}, not {self.panels} of {self.b_type}{', transposed' if self.trans_b else ''}")
-        if self.panels and self.accumulate and self.dtype in BYTES:
-            raise ValueError("gemm: sums of bytes in panels are stored, not added to C")
-        if self.accumulate and (self.c_type != self.acc or self.tile):
-            raise ValueError(f"gemm: accumulate needs C of {self.acc}, written by the kernel itself")
 
     @property
     def b_type(self) -> str:
@@ -223,8 +217,6 @@ class GemmSpec:
             parts.append(f"to_{self.c_type}")
         if self.bias_type != self.usual_c:
             parts.append(f"bias_{self.bias_type}")
-        if self.accumulate:
-            parts.append("add")
         if self.tile:
             parts.append("tile")
         if self.windows:
@@ -299,8 +291,8 @@ class Shape:
 
     @property
     def on_matrix_unit(self) -> bool:
-        """AMX computes the product; it keeps sums in scratch memory, so C += is for the vector units."""
-        return self.spec.dtype == self.spec.b_type == "bf16" and self.isa.amx and not self.spec.accumulate
+        """AMX computes the product."""
+        return self.spec.dtype == self.spec.b_type == "bf16" and self.isa.amx
 
     @property
     def k_unit(self) -> int:

@@ -31,7 +31,7 @@ def multiply(symbol: str) -> None:
 def test_a_name_says_everything(isa):
     specs = [
         GemmSpec("f32", trans_b=True, isa=isa),
-        GemmSpec("f32", isa=isa, accumulate=True),
+        GemmSpec("f32", isa=isa, ordered=True),
         GemmSpec("bf16", "f32", trans_a=True, isa=isa, bias="f32", tile=True),
         GemmSpec("f64", isa=isa),
         AttentionSpec("f16", isa),

@@ -49,6 +49,10 @@ def a_later_tensor(x, w, b):
     return p + other
 
 
+def a_sum_of_products(x, w, b):
+    return F.linear(x, w) + F.linear(x + 1, w) + F.linear(x * 2, w)
+
+
 def a_reduction(x, w, b):
     return torch.softmax(F.linear(x, w, b) * 2, -1)
 
@@ -68,7 +72,7 @@ def joined_with_another(x, w, b):
 
 FUNCTIONS = [
     joined_with_another, gelu, residual, channels_behind, gate, two_readers, read_with_its_activation, a_later_tensor, a_reduction, shifted,
-    scaled_by_a_place,
+    scaled_by_a_place, a_sum_of_products,
 ]  # fmt: skip
 
 
@@ -123,7 +127,7 @@ def test_on_several_threads():
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("function, nests", [(gelu, 0), (residual, 0), (two_readers, 1), (read_with_its_activation, 1)])
+@pytest.mark.parametrize("function, nests", [(gelu, 0), (residual, 0), (two_readers, 1), (read_with_its_activation, 1), (a_sum_of_products, 1)])
 def test_what_is_taken(function, nests):
     given = inputs(24, 70, 80)
     found = import_function(function, *given)

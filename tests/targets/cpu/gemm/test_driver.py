@@ -167,28 +167,16 @@ def test_no_depth_gives_bias_or_zeros():
     assert (c == bias).all()
 
 
-@pytest.mark.parametrize("trans_b", [False, True])
-def test_accumulate_adds_to_c(trans_b):
-    spec = host_spec(trans_b=trans_b, accumulate=True)
-    for m, n, k in ((1, 300, 20), (5, 70, 900), (60, 130, 1700)):
-        a, b, exact = operands(spec, m, n, k)
-        c = torch.randn(m, n)
-        exact = exact + c.double()
-        run(spec, a, b, c)
-        assert_near(c, exact, spec, k, f"{m}x{n}x{k}")
-
-
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
-@pytest.mark.parametrize("accumulate", [False, True])
-def test_last_columns_are_as_many_as_there_are(dtype, accumulate):
+def test_last_columns_are_as_many_as_there_are(dtype):
     """Tiles end with half a vector, or with a part of one; strips of 8 rows are two of 4, computed by tiles of 6."""
-    spec = host_spec(dtype, accumulate=accumulate)
+    spec = host_spec(dtype)
     for n in (3, 4, 5, 8, 9, 12, 21, 24, 28, 33, 40, 57, 63, 72):
         a, b, exact = operands(spec, 14, n, 850)
         c = torch.randn(14, n + 20, dtype=TORCH[dtype])
         before = c.clone()
         run(spec, a, b, c[:, :n])
-        assert_near(c[:, :n], exact + before[:, :n].double() if accumulate else exact, spec, 850, f"{n} columns")
+        assert_near(c[:, :n], exact, spec, 850, f"{n} columns")
         assert torch.equal(c[:, n:], before[:, n:])
 
 
@@ -331,7 +319,6 @@ def test_bf16_results_round_like_torch():
         ({"dtype": "f32", "out": "f64"}, "gemm: A and B of f32 cannot give C of f64 with a bias of f32"),
         ({"dtype": "u8", "b": "u8"}, "gemm: B is of u8, expected one of i8 beside A of u8"),
         ({"dtype": "i8", "out": "f32"}, "gemm: A and B of i8 cannot give C of f32 with a bias of i32"),
-        ({"dtype": "bf16", "accumulate": True}, "gemm: accumulate needs C of f32, written by the kernel itself"),
     ],
 )
 def test_a_wrong_spec_is_refused(fields, message):
