@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from xdsl.dialects import arith
 from xdsl.ir import Block, Operation, SSAValue
@@ -66,7 +67,7 @@ class NestInfo:
     multiplies: bool = False
     """Whether it is the terms of a matrix product (`fastmath<contract>`)."""
 
-    @property
+    @cached_property
     def is_pointwise(self) -> bool:
         """No inner loops, every out stored once, whole, at the loop indices in order, and not built on an initial tensor."""
         return not self.has_loops and all([self.stores_whole(k) for k in range(len(self.outs))]) and bool(self.outs)

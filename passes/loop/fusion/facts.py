@@ -81,6 +81,7 @@ class NestFacts(Extents):
         self._whole_users: dict[SSAValue, list[Operation]] = {}
         self._work: dict[int, NestWork] = {}
         self._users: dict[int, list[tuple[int, frozenset[int]]]] = {}
+        self._readers: dict[SSAValue, list[NestInfo]] = {}
         self.products = ProductFacts(self, func)
 
     def iterations(self, info: NestInfo) -> int:
@@ -186,27 +187,22 @@ class NestFacts(Extents):
 
     def readers(self, tensor: SSAValue) -> list[NestInfo]:
         """The nests that read a tensor or compute what reads it, those that are computed in others left out."""
-        inlined = self.inlined
-        direct = self.consumers.get(tensor, ())
-        if all([not i.op.results or i.op.results[0] not in inlined for i in direct]):
-            return list(direct)
+        known = self._readers.get(tensor)
+        if known is not None:
+            return known
         found: dict[Operation, NestInfo] = {}
-        worklist, passed = list(direct), set[SSAValue]()
-        while worklist:
-            info = worklist.pop()
-            value = info.op.results[0] if info.op.results else None
-            if value is None or value not in inlined:
-                found[info.op] = info
-            elif value not in passed:
-                passed.add(value)
-                worklist += self.consumers.get(value, ())
-        return sorted(found.values(), key=lambda info: self.position[info.op])
+        for info in self.consumers.get(tensor, ()):
+            through = info.op.results and info.op.results[0] in self.inlined
+            found.update({i.op: i for i in self.readers(info.op.results[0])} if through else {info.op: info})
+        ordered = self._readers[tensor] = sorted(found.values(), key=lambda info: self.position[info.op])
+        return ordered
 
     def forget(self, info: NestInfo) -> list[NestInfo]:
         """Drop what was derived from whether a nest's result is stored; returns the nests that this concerns."""
         makers, passed = [info], set[Operation]()
         while makers:  # of all that the nest reads, and what is computed in it
             for access in makers.pop().reads:
+                self._readers.pop(access.tensor, None)
                 maker = access.tensor.owner
                 if not isinstance(maker, Operation) or maker in passed:
                     continue

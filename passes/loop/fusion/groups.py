@@ -98,7 +98,7 @@ class Grouping(NestFacts):
         seen = {id(first), id(second)}
         stack: list[Unit] = []
         for k in second.needs:
-            unit = unit_at[k]
+            unit = unit_at[k] if k >= low else None
             if unit is None or id(unit) in seen or (unit.places[-1] if isinstance(unit, Group) else k) <= low:
                 continue
             seen.add(id(unit))
@@ -106,7 +106,7 @@ class Grouping(NestFacts):
         while stack:
             unit = stack.pop()
             for k in self.unit_needs(unit):
-                other = unit_at[k]
+                other = unit_at[k] if k >= low else None
                 if other is first:
                     return True
                 if id(other) in seen or other is None or (other.places[-1] if isinstance(other, Group) else k) <= low:
@@ -288,6 +288,21 @@ class Grouping(NestFacts):
             self.unit_at[k] = group
         end = bisect_left(self._ends, last, first)
         self._ends[first:end] = [last] * (end - first)
+
+    def move(self, was: Mapping[int, Group | None], groups: Sequence[Group]) -> list[int]:
+        """Have the ops at the places of `was` be in `groups`, as far as these have them. The outcome is for `move_back`."""
+        ends = self._ends[min(was) : max(was)]
+        for k in was:
+            self.unit_at[k] = None
+        for group in groups:
+            self.put(group)
+        return ends
+
+    def move_back(self, was: Mapping[int, Group | None], ends: Sequence[int]) -> None:
+        """Have the ops at the places of `was` be in the groups that it names again."""
+        for k, group in was.items():
+            self.unit_at[k] = group
+        self._ends[min(was) : max(was)] = ends
 
     def join_loops(self, first: Group, second: Group, alignment: Alignment) -> None:
         """The members of `second` as members of `first` too; which unit an op is in is left alone."""

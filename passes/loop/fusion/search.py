@@ -91,9 +91,8 @@ class Search:
         if sum([self.plan.price(self.work(places)) for places in sets]) >= enough:
             return False
         was = dict.fromkeys([k for places in sets for k in places]) | {k: g for g in old for k in g.places}
-        if not self._placed(was, [plan.outline(places) for places in sets]):
+        if not self._stays_in(was, sets):
             return False
-        self._put_back(was)
         groups: list[Group] = []
         for places in sets:
             group = self._built(places)
@@ -102,24 +101,17 @@ class Search:
             groups.append(group)
         if sum([self.plan.price(self.work(g.places, g)) for g in groups]) >= enough:
             return False
-        return self._placed(was, groups)
-
-    def _placed(self, was: Mapping[int, Group | None], groups: Sequence[Group]) -> bool:
-        """Have the ops at the places of `was` be in `groups`, as far as these have them; where a path leaves one of these and comes back to
-        it, all is as it was."""
-        plan = self.plan
-        for k in was:
-            plan.unit_at[k] = None
-        for g in groups:
-            plan.put(g)
-        if any(plan.path_between(g, g) for g in groups):
-            self._put_back(was)
-            return False
+        plan.move(was, groups)
         return True
 
-    def _put_back(self, was: Mapping[int, Group | None]) -> None:
-        for k, g in was.items():
-            self.plan.unit_at[k] = g
+    def _stays_in(self, was: Mapping[int, Group | None], sets: Sequence[Sequence[int]]) -> bool:
+        """Whether no path leaves a group of the ops at one of `sets` and comes back to it; `was` says in which groups they are now."""
+        plan = self.plan
+        groups = [plan.outline(places) for places in sets]
+        ends = plan.move(was, groups)
+        leaves = any(plan.path_between(g, g) for g in groups)
+        plan.move_back(was, ends)
+        return not leaves
 
     def _built(self, places: Sequence[int]) -> Group | None:
         """The group of the ops at `places` if they can share loops, members put together in order where they match what is there; else
