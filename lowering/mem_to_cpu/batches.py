@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import IntegerType, ModuleOp, StringAttr, f64, i64
 from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Region, SSAValue
+from xdsl.ir import SSAValue
 
 from ...dialects import cpu, loop
 from ...dialects.cpu.types import ptr
@@ -104,23 +104,13 @@ class _Walk:
         (total,) = b.end_for([b.add(before, self._work(index))])
         threads = b.place(cpu.NumThreadsOp.make()).results[0]
         limit = b.max(b.quotient(total, b.mul(threads, b.int(ENTRY_SHARE_DIVISOR))), b.int(2 * self.grain))
-        op = cpu.ParallelOp.make(total, b.int(self.grain))
-        block = op.body.block
-        op.regions[0].detach_block(block)
-        begin, end = block.args
-        b.push(block, conditional=True)
-        floor, b.floor = b.floor, len(b.levels) - 1
-        index, start = b.begin_for(zero, self.count, one, [zero])
-        work = self._work(index)
-        small = b.cmpi("sle", work, limit)
-        mine = self._all(small, b.cmpi("sge", start, begin), b.cmpi("slt", start, end))
-        self._when(mine, lambda: self._run(index))
-        b.end_for([b.add(start, work)])
-        b.floor = floor
-        b.pop()
-        block.add_op(cpu.YieldOp.make())
-        b.place(cpu.ParallelOp.create(operands=op.operands, regions=[Region(block)]))
-        op.drop_all_references()
+        with b.parallel(total, b.int(self.grain)) as (begin, end):
+            index, start = b.begin_for(zero, self.count, one, [zero])
+            work = self._work(index)
+            small = b.cmpi("sle", work, limit)
+            mine = self._all(small, b.cmpi("sge", start, begin), b.cmpi("slt", start, end))
+            self._when(mine, lambda: self._run(index))
+            b.end_for([b.add(start, work)])
         (index,) = b.begin_for(zero, self.count, one)
         self._when(b.cmpi("sgt", self._work(index), limit), lambda: self._run(index))
         b.end_for()

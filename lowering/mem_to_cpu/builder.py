@@ -259,6 +259,22 @@ class Builder:
         op = scf.ForOp.create(operands=operands, result_types=[v.type for v in operands[3:]], regions=[Region(block)])
         return self.place(op).results
 
+    @contextmanager
+    def parallel(self, units: SSAValue, grain: SSAValue) -> Iterator[tuple[SSAValue, SSAValue]]:
+        """What is built in here runs on threads, for the units of work from the first value below the second; `grain` of them are worth a
+        thread. Nothing floats out of it."""
+        op = cpu.ParallelOp.make(units, grain)
+        block = op.body.block
+        op.regions[0].detach_block(block)
+        self.push(block, conditional=True)
+        floor, self.floor = self.floor, len(self.levels) - 1
+        begin, end = block.args
+        yield begin, end
+        self.floor = floor
+        self.pop().add_op(cpu.YieldOp.make())
+        self.place(cpu.ParallelOp.create(operands=op.operands, regions=[Region(block)]))
+        op.drop_all_references()
+
     def begin_if(self) -> None:
         """Open a branch. Close it with `end_if`, or go on to the other one with `begin_if` again and close both with
         `end_if`."""

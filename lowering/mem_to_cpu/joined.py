@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects.builtin import ModuleOp, StringAttr, i64
-from xdsl.ir import Region, SSAValue
+from xdsl.ir import SSAValue
 
 from ...dialects import cpu
 from ...dialects.cpu.types import ptr
@@ -108,24 +108,15 @@ class JoinLowering:
             state.syms = sizes
             counts.append(state.scalar(self._count(part)))
             starts.append(b.add(starts[-1], b.mul(counts[-1], b.int(self._unit_ns(part)))))
-        op = cpu.ParallelOp.make(starts[-1], b.int(min(part.grain for part in parts)))
-        block = op.body.block
-        op.regions[0].detach_block(block)
-        begin, end = block.args
-        b.push(block, conditional=True)
-        floor, b.floor = b.floor, len(b.levels) - 1
-        for launch, part, start, count in zip(launches, parts, starts, counts, strict=False):
-            first, last = (self._unit(b, b.sub(at, start), part, count) for at in (begin, end))
-            b.begin_if()
-            pointers = [given[v] for v in launch.inputs if isinstance(v.type, BufferType)]
-            numbers = [given[v] for v in launch.inputs if not isinstance(v.type, BufferType)]
-            b.place(cpu.CallOp.make(launch.kernel.string_value(), [*pointers, *(sizes[s] for s in part.symbols), *numbers, first, last]))
-            b.end_if(b.cmpi("slt", first, last), b.end_branch())
-        b.floor = floor
-        b.pop()
-        block.add_op(cpu.YieldOp.make())
-        b.place(cpu.ParallelOp.create(operands=op.operands, regions=[Region(block)]))
-        op.drop_all_references()
+        with b.parallel(starts[-1], b.int(min(part.grain for part in parts))) as bounds:
+            for launch, part, start, count in zip(launches, parts, starts, counts, strict=False):
+                first, last = (self._unit(b, b.sub(at, start), part, count) for at in bounds)
+                b.begin_if()
+                pointers = [given[v] for v in launch.inputs if isinstance(v.type, BufferType)]
+                numbers = [given[v] for v in launch.inputs if not isinstance(v.type, BufferType)]
+                arguments = [*pointers, *(sizes[s] for s in part.symbols), *numbers, first, last]
+                b.place(cpu.CallOp.make(launch.kernel.string_value(), arguments))
+                b.end_if(b.cmpi("slt", first, last), b.end_branch())
         b.place(cpu.ReturnOp.make())
 
     def _count(self, part: JoinedKernel) -> Expr:

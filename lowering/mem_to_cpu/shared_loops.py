@@ -46,7 +46,6 @@ MAX_LONG_CHAIN_ROWS = 2048
 
 Share = Callable[[Expr, Callable[[SSAValue, SSAValue], None]], None]
 Run = Callable[[Span], list[SSAValue]]
-Merge = Callable[[Sequence[red.Accumulator], list[SSAValue], list[SSAValue]], list[SSAValue]]
 
 
 class Column:
@@ -122,25 +121,24 @@ def _dense_elements(buffer: SSAValue) -> Expr | None:
 class SharedLoop:
     """One loop that is run in parts. `share` runs a function on threads; without it the parts run one after the other."""
 
-    def __init__(self, s: State, share: Share | None, columns: Sequence[Column], merge: Merge, row: Expr = ONE):
+    def __init__(self, s: State, share: Share | None, columns: Sequence[Column], row: Expr = ONE):
         """`row`: elements that an iteration touches, about."""
         self.s = s
         self.share = share
         self.columns = columns
-        self.merge = merge
         self.row = row
         self.shared: dict[SSAValue, SSAValue] = {}
         """The columns themselves, by buffer."""
         self.fits: SSAValue | None = None
         """Whether the copies have room, where that is known only when the kernel runs."""
 
-    def run(self, one: Loop, slots: Sequence[red.Accumulator], run: Run) -> list[SSAValue]:
+    def run(self, one: Loop, slots: red.Accumulators, run: Run) -> list[SSAValue]:
         """`run` over all of the loop `one`, in parts; gives the merged results."""
         s, b = self.s, self.s.b
         limit, length = self._length(one.size)
         units = ceildiv(one.size, length)
         lanes = s.width
-        types = [t for slot in slots for t in slot.types]
+        types = slots.types
         wide = [vec(lanes, t) if lanes else t for t in types]
         places = [b.place(cpu.LocalOp.make(limit * max(1, lanes) * element_bytes(t), 64)).results[0] for t in types]
         if any(c.used.value is None for c in self.columns):
@@ -164,12 +162,12 @@ class SharedLoop:
         else:
             chunk(b.int(0), s.scalar(units))
         assert s.lane is around
-        state = [v for slot in slots for v in slot.start(s, lanes)]
-        unit, *carried = b.begin_for(b.int(0), s.scalar(units), b.int(1), state)
+        start = slots.start(s, lanes)
+        unit, *carried = b.begin_for(b.int(0), s.scalar(units), b.int(1), start)
         part = [b.place(cpu.LoadOp.make(t, place, at(unit))).results[0] for t, place in zip(wide, places, strict=True)]
         for column, source in zip(self.columns, self._copies(private, unit), strict=True):
             self._merge_column(column, source, self.shared[column.buffer])
-        return list(b.end_for(self.merge(slots, list(carried), list[SSAValue](part))))
+        return list(b.end_for(slots.merge(s, carried, part)))
 
     def _length(self, size: Expr) -> tuple[int, Expr]:
         """(the most parts, iterations of a part)."""
@@ -232,7 +230,7 @@ class SharedLoop:
         b.end_if(self.fits, b.end_branch())
 
     def _part(
-        self, span: Span, length: Expr, slots: Sequence[red.Accumulator], run: Run, copies: Sequence[SSAValue]
+        self, span: Span, length: Expr, slots: red.Accumulators, run: Run, copies: Sequence[SSAValue]
     ) -> list[SSAValue]:
         """Run one part, its columns private to it."""
         if not self.columns:
@@ -246,16 +244,16 @@ class SharedLoop:
             blocks = [
                 self._or_shared(b.place(cpu.LocalOp.make(self._room(c, 1), 64), b.floor).results[0], c) for c in self.columns
             ]
-            state = [v for slot in slots for v in slot.start(s, s.width)]
+            start = slots.start(s, s.width)
             assert span.first is not None and span.last is not None
-            index, *carried = b.begin_for(span.first, span.last, b.int(MAX_CASCADE_VALUES), state)
+            index, *carried = b.begin_for(span.first, span.last, b.int(MAX_CASCADE_VALUES), start)
             for column, place in zip(self.columns, blocks, strict=True):
                 self._fill(column, place)
             inside = Span(index, b.min(b.add(index, b.int(MAX_CASCADE_VALUES)), span.last), None)
             found = self._with(blocks, run, inside)
             for column, block, place in zip(self.columns, blocks, copies, strict=True):
                 self._merge_column(column, block, place)
-            values = list(b.end_for(self.merge(slots, list(carried), found)))
+            values = list(b.end_for(slots.merge(s, carried, found)))
         s.pointers.update(self.shared)
         return values
 

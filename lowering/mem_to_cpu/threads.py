@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from xdsl.ir import Region, SSAValue
+from xdsl.ir import SSAValue
 
-from ...dialects import cpu
 from ...dialects.expr import Expr, as_expr, product
 from ...passes.analysis.nest_access import Loop
 from ...passes.cost.nest_cost import NS_PER_UNIT, Cost, Schedule
@@ -119,16 +118,5 @@ class ThreadedLoops:
             chunk(*self.bounds)
             return
         grain = max(1, int(self.schedule.grain / per_unit))
-        op = cpu.ParallelOp.make(count, b.int(grain))
-        block = op.body.block
-        op.regions[0].detach_block(block)
-        b.push(block, conditional=True)
-        floor, b.floor = b.floor, len(b.levels) - 1
-        begin, end = block.args
-        chunk(begin, end)
-        b.floor = floor
-        b.pop()
-        block.add_op(cpu.YieldOp.make())
-        region = Region(block)
-        b.place(cpu.ParallelOp.create(operands=op.operands, regions=[region]))
-        op.drop_all_references()
+        with b.parallel(count, b.int(grain)) as (begin, end):
+            chunk(begin, end)

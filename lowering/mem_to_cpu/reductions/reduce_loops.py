@@ -8,7 +8,6 @@ from math import gcd
 from xdsl.ir import Attribute, SSAValue
 
 from ....dialects import loop
-from ....dialects.cpu.types import lanes_of
 from ....dialects.expr import Expr, as_expr, product
 from ....dialects.nd.types import is_float
 from ....passes.analysis.nest_access import Loop, Node
@@ -22,10 +21,10 @@ from .two_passes import TwoPassReduction, chunk_size
 MIN_SHARED_REDUCTION_TRIPS = 128
 """Iterations of a reduction without loops inside from which on threads share it."""
 
-ReductionPart = tuple[list[red.Accumulator], Callable[[Span], list[SSAValue]]]
+ReductionPart = tuple[red.Accumulators, Callable[[Span], list[SSAValue]]]
 """Accumulators of a reduction, and what computes their results over a part of the first loop."""
 
-YieldedValues = Callable[[loop.ReduceOp, Sequence[red.Accumulator]], list[list[SSAValue]]]
+YieldedValues = Callable[[loop.ReduceOp, red.Accumulators], list[list[SSAValue]]]
 """What one step of the body gives each accumulator."""
 
 
@@ -89,7 +88,7 @@ class ReduceLowering:
             self._body(op)
             return []
 
-        shared.run(one, [], lambda span: sequential(s, [(one, span)], [], step, NEVER_UNROLL))
+        shared.run(one, red.Accumulators(()), lambda span: sequential(s, [(one, span)], [], step, NEVER_UNROLL))
         return True
 
     def _body(self, op: loop.LoopLike) -> None:
@@ -112,7 +111,7 @@ class ReduceLowering:
         """One pass, or for long sums of floats a pass over each part: an accumulator takes at most MAX_CASCADE_VALUES values one
         after the other."""
         slots = self.accumulators(op, {})
-        sums = any(slot.kind == "sum" and is_float(slot.types[0]) for slot in slots)
+        sums = any(slot.kind == "sum" and is_float(slot.types[0]) for slot in slots.each)
         width = chosen[1] if chosen is not None else 1
         inner = product([one.size for one in order[1:]]).value
         limit = MAX_CASCADE_VALUES * width
@@ -144,22 +143,14 @@ class ReduceLowering:
         size = order[0].size.value
         if not columns and (self.share is None or (size is not None and size < (2 if node.children else MIN_SHARED_REDUCTION_TRIPS))):
             return None
-        return SharedLoop(self.s, self.share, columns, self._merge, row_elements(node))
-
-    def _merge(self, slots: Sequence[red.Accumulator], a: list[SSAValue], later: list[SSAValue]) -> list[SSAValue]:
-        new: list[SSAValue] = []
-        at = 0
-        for slot in slots:
-            new += slot.merge(self.s, a[at : at + slot.count], later[at : at + slot.count])
-            at += slot.count
-        return new
+        return SharedLoop(self.s, self.share, columns, row_elements(node))
 
     # ---- passes
 
     def over(
         self,
         op: loop.ReduceOp,
-        slots: Sequence[red.Accumulator],
+        slots: red.Accumulators,
         order: Sequence[Loop],
         chosen: tuple[Loop, int] | None,
         span: Span,
@@ -176,7 +167,7 @@ class ReduceLowering:
     def merge_chunks(
         self,
         order: Sequence[Loop],
-        slots: Sequence[red.Accumulator],
+        slots: red.Accumulators,
         size: Expr,
         span: Span,
         part: Callable[[Span], list[SSAValue]],
@@ -186,8 +177,7 @@ class ReduceLowering:
         first = b.int(0) if span.first is None else span.first
         last = s.scalar(order[0].size) if span.last is None else span.last
         step = s.scalar(size)
-        state = [v for slot in slots for v in slot.start(s, s.width)]
-        index, *carried = b.begin_for(first, last, step, state)
+        index, *carried = b.begin_for(first, last, step, slots.start(s, s.width))
         known = span.step if span.count is None else span.count
         each = size.value
         if each is not None and known % each == 0:
@@ -195,9 +185,9 @@ class ReduceLowering:
         else:
             end, count = b.min(b.add(index, step), last), None
         found = part(Span(index, end, count, gcd(each or 1, known)))
-        return list(b.end_for(self._merge(slots, list(carried), found)))
+        return list(b.end_for(slots.merge(s, carried, found)))
 
-    def accumulators(self, op: loop.ReduceOp, instead: Mapping[str, str]) -> list[red.Accumulator]:
+    def accumulators(self, op: loop.ReduceOp, instead: Mapping[str, str]) -> red.Accumulators:
         """One accumulator for each kind of the op, of some kinds that of another one `instead`."""
         s = self.s
         found: list[red.Accumulator] = []
@@ -216,7 +206,7 @@ class ReduceLowering:
                 found.append(red.ArgAccumulator(kind, types, first))
             else:
                 found.append(red.Accumulator(instead.get(kind, kind), types))
-        return found
+        return red.Accumulators(found)
 
     def yielded(self, value: SSAValue, dtype: Attribute) -> SSAValue:
         """A yielded value in every lane, integers in the type of the accumulator."""
@@ -226,15 +216,15 @@ class ReduceLowering:
         got = s.get_vector(value)
         return got if is_float(dtype) else red.convert(s, got, dtype)
 
-    def yielded_values(self, op: loop.ReduceOp, slots: Sequence[red.Accumulator]) -> list[list[SSAValue]]:
+    def yielded_values(self, op: loop.ReduceOp, slots: red.Accumulators) -> list[list[SSAValue]]:
         """What one step of the body yields for each accumulator."""
-        kinds = zip(op.each(), slots, strict=True)
+        kinds = zip(op.each(), slots.each, strict=True)
         return [[self.yielded(v, t) for v, t in zip(one.values, slot.types, strict=False)] for one, slot in kinds]
 
     def run_pass(
         self,
         op: loop.ReduceOp,
-        slots: Sequence[red.Accumulator],
+        slots: red.Accumulators,
         loops: Sequence[tuple[Loop, Span]],
         chosen: tuple[Loop, int, Span] | None,
         values: YieldedValues,
@@ -246,45 +236,22 @@ class ReduceLowering:
 
         def step(state: list[SSAValue]) -> list[SSAValue]:
             self._body(op)
-            got = values(op, slots)
-            new: list[SSAValue] = []
-            at = 0
-            for slot, one in zip(slots, got, strict=True):
-                if chosen is not None and s.lane is not None and s.lane.mask is not None:
-                    one = slot.mask(s, one, s.lane.mask)
-                new += slot.join(s, state[at : at + slot.count], one)
-                at += slot.count
-            return new
+            mask = s.lane.mask if chosen is not None and s.lane is not None else None
+            return slots.join(s, state, values(op, slots), mask)
 
-        def start(lanes: int) -> list[SSAValue]:
-            return [v for slot in slots for v in slot.start(s, lanes)]
-
-        ops = node.num_ops + len(slots)
+        ops = node.num_ops + len(slots.each)
         if chosen is None:
-            return sequential(s, loops, start(s.width), step, ops)
+            return sequential(s, loops, slots.start(s, s.width), step, ops)
         one, width, span = chosen
         parts = segments(span, width, narrow=not self.ordered)
         if not parts:
-            return start(0)
-        states = [start(part.width) for part in parts]
+            return slots.start(s, 0)
+        count = len(slots.types)
+
+        def by_part(flat: list[SSAValue]) -> list[list[SSAValue]]:
+            return [flat[k * count : (k + 1) * count] for k in range(len(parts))]
 
         def vectors(flat: list[SSAValue]) -> list[SSAValue]:
-            split, at = [], 0
-            for state in states:
-                split.append(flat[at : at + len(state)])
-                at += len(state)
-            return [v for state in run_segments(s, one.dim, one.size, span, parts, split, step, ops) for v in state]
+            return [v for state in run_segments(s, one.dim, one.size, span, parts, by_part(flat), step, ops) for v in state]
 
-        flat = sequential(s, loops, [v for state in states for v in state], vectors, ops)
-        results: list[SSAValue] = []
-        at = 0
-        per_state = len(states[0])
-        for slot in slots:
-            partial = [flat[k * per_state + at : k * per_state + at + slot.count] for k in range(len(parts))]
-            narrowest = min(lanes_of(p[0].type) for p in partial)
-            total = slot.fold(s, partial[0], narrowest)
-            for other in partial[1:]:
-                total = slot.merge(s, total, slot.fold(s, other, narrowest))
-            results += slot.across(s, total) if narrowest > 0 else total
-            at += slot.count
-        return results
+        return slots.across(s, by_part(sequential(s, loops, [v for part in parts for v in slots.start(s, part.width)], vectors, ops)))

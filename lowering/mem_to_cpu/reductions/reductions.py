@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
@@ -217,6 +218,46 @@ class SoftmaxDot(SoftmaxMerge):
 
     def join(self, s: State, state: list[SSAValue], values: list[SSAValue]) -> list[SSAValue]:
         return self.merge(s, state, kinds.single_dot(s.b, values, self.types[0]))
+
+
+class Accumulators:
+    """Several accumulators side by side: a state is the values of all, one accumulator after the other."""
+
+    def __init__(self, each: Sequence[Accumulator]):
+        self.each = each
+        self.types = [t for one in each for t in one.types]
+
+    def of_each(self, state: Sequence[SSAValue]) -> list[list[SSAValue]]:
+        """A state as that of each accumulator."""
+        rest = iter(state)
+        return [list(islice(rest, one.count)) for one in self.each]
+
+    def start(self, s: State, lanes: int) -> list[SSAValue]:
+        """The state before the first values."""
+        return [v for one in self.each for v in one.start(s, lanes)]
+
+    def join(self, s: State, state: Sequence[SSAValue], values: Sequence[list[SSAValue]], mask: SSAValue | None) -> list[SSAValue]:
+        """The state after the values of each accumulator, in lanes where the mask is on."""
+        found: list[SSAValue] = []
+        for one, own, new in zip(self.each, self.of_each(state), values, strict=True):
+            found += one.join(s, own, new if mask is None else one.mask(s, new, mask))
+        return found
+
+    def merge(self, s: State, a: Sequence[SSAValue], b: Sequence[SSAValue]) -> list[SSAValue]:
+        """Two states as one; the values of `b` came later."""
+        pairs = zip(self.each, self.of_each(a), self.of_each(b), strict=True)
+        return [v for one, first, later in pairs for v in one.merge(s, first, later)]
+
+    def across(self, s: State, states: Sequence[Sequence[SSAValue]]) -> list[SSAValue]:
+        """The lanes of states, of any widths, as one state of scalars."""
+        results: list[SSAValue] = []
+        for one, first, *others in zip(self.each, *map(self.of_each, states), strict=True):
+            narrowest = min(lanes_of(state[0].type) for state in (first, *others))
+            total = one.fold(s, first, narrowest)
+            for other in others:
+                total = one.merge(s, total, one.fold(s, other, narrowest))
+            results += one.across(s, total) if narrowest > 0 else total
+        return results
 
 
 def of_results(kind: str, types: Sequence[Attribute]) -> Accumulator | None:

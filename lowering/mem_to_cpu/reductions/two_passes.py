@@ -63,8 +63,8 @@ class TwoPassReduction:
 
         def run(span: Span) -> list[SSAValue]:
             if span.count is not None and size.value is not None and 0 < span.count <= size.value:
-                return self._chunk(op, order, chosen, span, slots)
-            return self.passes.merge_chunks(order, slots, size, span, lambda part: self._chunk(op, order, chosen, part, slots))
+                return self._chunk(op, order, chosen, span)
+            return self.passes.merge_chunks(order, slots, size, span, lambda part: self._chunk(op, order, chosen, part))
 
         return slots, run
 
@@ -88,29 +88,28 @@ class TwoPassReduction:
     def _once(
         self,
         op: loop.ReduceOp,
-        slots: Sequence[red.Accumulator],
+        slots: red.Accumulators,
         order: Sequence[Loop],
         chosen: tuple[Loop, int] | None,
         span: Span,
     ) -> list[SSAValue]:
         """All kinds in one pass, every value of a two-pass kind joining as a part of one element."""
 
-        def values(op: loop.ReduceOp, slots: Sequence[red.Accumulator]) -> list[list[SSAValue]]:
+        def values(op: loop.ReduceOp, slots: red.Accumulators) -> list[list[SSAValue]]:
             found = self.passes.yielded_values(op, slots)
-            for k, (one, slot) in enumerate(zip(op.each(), slots, strict=True)):
+            for k, (one, slot) in enumerate(zip(op.each(), slots.each, strict=True)):
                 if isinstance(slot, red.PartAccumulator):
                     found[k] = slot.single(self.s, self.s.get_vector(one.values[0]))
             return found
 
         return self.passes.over(op, slots, order, chosen, span, values)
 
-    def _two_pass_slots(self, op: loop.ReduceOp) -> list[red.Accumulator]:
+    def _two_pass_slots(self, op: loop.ReduceOp) -> red.Accumulators:
         """The accumulators over whole chunks: the results of each kind."""
-        found = self.passes.accumulators(op, FIRST_PASS)
-        for k, (kind, _, results) in enumerate(op.each()):
-            if kind in MERGES:
-                found[k] = MERGES[kind](kind, [scalar_type(r.type) for r in results])
-        return found
+        pairs = zip(op.each(), self.passes.accumulators(op, FIRST_PASS).each, strict=True)
+        return red.Accumulators(
+            [MERGES[kind](kind, [scalar_type(r.type) for r in results]) if kind in MERGES else slot for (kind, _, results), slot in pairs]
+        )
 
     def _chunk(
         self,
@@ -118,56 +117,44 @@ class TwoPassReduction:
         order: Sequence[Loop],
         chosen: tuple[Loop, int] | None,
         span: Span,
-        slots: Sequence[red.Accumulator],
     ) -> list[SSAValue]:
         """All kinds over one chunk of the first loop: two passes."""
         s = self.s
         first_slots = self.passes.accumulators(op, FIRST_PASS)
         count = self._count(order, span)
-        types = [slot.types[0] for kind, slot in zip(op.kind_names, first_slots, strict=True) if kind == "welford"]
+        types = [slot.types[0] for kind, slot in zip(op.kind_names, first_slots.each, strict=True) if kind == "welford"]
         scales = {t: self._mean_scale(order, span, count, t) for t in types}
 
-        def values(op: loop.ReduceOp, slots: Sequence[red.Accumulator]) -> list[list[SSAValue]]:
+        def values(op: loop.ReduceOp, slots: red.Accumulators) -> list[list[SSAValue]]:
             found = self.passes.yielded_values(op, slots)
             for k, kind in enumerate(op.kind_names):
                 if kind == "welford":
                     x = found[k][0]
-                    found[k] = [red.float_op(s, arith.MulfOp, x, s.b.splat(scales[slots[k].types[0]], lanes_of(x.type)))]
+                    found[k] = [red.float_op(s, arith.MulfOp, x, s.b.splat(scales[slots.each[k].types[0]], lanes_of(x.type)))]
             return found
 
-        first = self.passes.over(op, first_slots, order, chosen, span, values)
+        first = first_slots.of_each(self.passes.over(op, first_slots, order, chosen, span, values))
         centres: dict[int, SSAValue] = {}
-        at = 0
-        for k, (kind, slot) in enumerate(zip(op.kind_names, first_slots, strict=True)):
-            value = first[at]
+        for k, (kind, slot, (value, *_)) in enumerate(zip(op.kind_names, first_slots.each, first, strict=True)):
             if kind == "welford":
                 n = red.float_op(s, arith.MulfOp, s.b.cast("sitofp", count, slot.types[0]), scales[slot.types[0]])
                 centres[k] = red.float_op(s, arith.DivfOp, value, s.b.splat(n, lanes_of(value.type)))
             elif kind == "softmax":
                 centres[k] = value
-            at += slot.count
-        second_slots = [red.Accumulator("sum", [first_slots[k].types[0]]) for k in centres]
+        second_slots = red.Accumulators([red.Accumulator("sum", [first_slots.each[k].types[0]]) for k in centres])
         cache = s.cache if chosen is not None else None
         if cache is not None:
             cache.begin_second(op)
         s.second_pass = True
-        second = self.passes.over(op, second_slots, order, chosen, span, lambda o, sl: self._centred(o, centres))
+        second = iter(self.passes.over(op, second_slots, order, chosen, span, lambda o, sl: self._centred(o, centres)))
         s.second_pass = False
         if cache is not None:
             cache.end_second(op)
         results: list[SSAValue] = []
-        at, done = 0, 0
-        for k, (kind, slot) in enumerate(zip(op.kind_names, first_slots, strict=True)):
+        for k, (kind, slot, found) in enumerate(zip(op.kind_names, first_slots.each, first, strict=True)):
+            results += [centres[k], next(second)] if k in centres else found
             if kind == "welford":
-                n = s.b.splat(s.b.cast("sitofp", count, slot.types[0]), lanes_of(centres[k].type))
-                results += [centres[k], second[done], n]
-                done += 1
-            elif kind == "softmax":
-                results += [centres[k], second[done]]
-                done += 1
-            else:
-                results += first[at : at + slot.count]
-            at += slot.count
+                results.append(s.b.splat(s.b.cast("sitofp", count, slot.types[0]), lanes_of(centres[k].type)))
         return results
 
     def _mean_scale(self, order: Sequence[Loop], span: Span, count: SSAValue, dtype: Attribute) -> SSAValue:
