@@ -127,7 +127,9 @@ def test_on_several_threads():
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("function, nests", [(gelu, 0), (residual, 0), (two_readers, 1), (read_with_its_activation, 1), (a_sum_of_products, 1)])
+@pytest.mark.parametrize(
+    "function, nests", [(gelu, 0), (residual, 0), (two_readers, 1), (read_with_its_activation, 1), (a_sum_of_products, 1)]
+)
 def test_what_is_taken(function, nests):
     given = inputs(24, 70, 80)
     found = import_function(function, *given)
