@@ -53,7 +53,7 @@ class Grouping(NestFacts):
         self._near: dict[SSAValue, list[int]] = {}
         self._needs: list[tuple[int, ...] | None] = [None] * len(self.ops)
         self._besides = needs_besides_values(self.ops)
-        self._ends: list[int] = []
+        self.ends: list[int] = []
         """How far the units reach that begin up to each place; after a group became shorter, at least that."""
 
     # ---- dependences
@@ -92,7 +92,7 @@ class Grouping(NestFacts):
         """Whether a path from `first` to `second` leaves them."""
         # What ends up to `low` needs nothing of the first group, since all that begins before `low` ends there too.
         low = first.places[0]
-        while (begin := bisect_right(self._ends, low)) < low:
+        while (begin := bisect_right(self.ends, low)) < low:
             low = begin
         unit_at = self.unit_at
         seen = {id(first), id(second)}
@@ -122,7 +122,7 @@ class Grouping(NestFacts):
     def group_greedily(self) -> None:
         """Put every nest that is not computed in its readers into the group that saves most, in the order of the program."""
         for k, op in enumerate(self.ops):
-            self._ends.append(k)
+            self.ends.append(k)
             if not isinstance(op, loop.NestOp):
                 self.unit_at[k] = op
             elif not op.results or op.results[0] not in self.inlined:
@@ -286,23 +286,8 @@ class Grouping(NestFacts):
         first, last = group.places[0], group.places[-1]
         for k in group.places:
             self.unit_at[k] = group
-        end = bisect_left(self._ends, last, first)
-        self._ends[first:end] = [last] * (end - first)
-
-    def move(self, was: Mapping[int, Group | None], groups: Sequence[Group]) -> list[int]:
-        """Have the ops at the places of `was` be in `groups`, as far as these have them. The outcome is for `move_back`."""
-        ends = self._ends[min(was) : max(was)]
-        for k in was:
-            self.unit_at[k] = None
-        for group in groups:
-            self.put(group)
-        return ends
-
-    def move_back(self, was: Mapping[int, Group | None], ends: Sequence[int]) -> None:
-        """Have the ops at the places of `was` be in the groups that it names again."""
-        for k, group in was.items():
-            self.unit_at[k] = group
-        self._ends[min(was) : max(was)] = ends
+        end = bisect_left(self.ends, last, first)
+        self.ends[first:end] = [last] * (end - first)
 
     def join_loops(self, first: Group, second: Group, alignment: Alignment) -> None:
         """The members of `second` as members of `first` too; which unit an op is in is left alone."""

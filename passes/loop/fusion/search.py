@@ -101,17 +101,26 @@ class Search:
             groups.append(group)
         if sum([self.plan.price(self.work(g.places, g)) for g in groups]) >= enough:
             return False
-        plan.move(was, groups)
+        self._move(was, groups)
         return True
 
     def _stays_in(self, was: Mapping[int, Group | None], sets: Sequence[Sequence[int]]) -> bool:
         """Whether no path leaves a group of the ops at one of `sets` and comes back to it; `was` says in which groups they are now."""
-        plan = self.plan
-        groups = [plan.outline(places) for places in sets]
-        ends = plan.move(was, groups)
+        plan, places = self.plan, slice(min(was), max(was))
+        groups, ends = [plan.outline(places) for places in sets], plan.ends[places]
+        self._move(was, groups)
         leaves = any(plan.path_between(g, g) for g in groups)
-        plan.move_back(was, ends)
+        plan.ends[places] = ends
+        for k, group in was.items():
+            plan.unit_at[k] = group
         return not leaves
+
+    def _move(self, was: Iterable[int], groups: Sequence[Group]) -> None:
+        """Have the ops at the places `was` be in `groups`, as far as these have them."""
+        for k in was:
+            self.plan.unit_at[k] = None
+        for group in groups:
+            self.plan.put(group)
 
     def _built(self, places: Sequence[int]) -> Group | None:
         """The group of the ops at `places` if they can share loops, members put together in order where they match what is there; else
