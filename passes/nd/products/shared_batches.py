@@ -86,11 +86,11 @@ class _Region:
 
     def add(self, value: SSAValue, tail: int | None = None) -> bool:
         """Take a value in, if its first dimensions are the batch; whether it is new. `tail`: how many dimensions are behind these; others
-        may have as many elements by chance."""
+        may have as many elements by chance. Two where nobody says it and they may be: a dimension of one element is the batch's, too."""
         if value in self.prefixes:
             return False
         dims = tensor_type(value).dims
-        possible = range(1, len(dims) + 1) if tail is None else range(max(len(dims) - tail, 0), len(dims) - tail + 1)
+        possible = (max(len(dims) - (2 if tail is None else tail), 0), *(range(1, len(dims) + 1) if tail is None else ()))
         found = next((k for k in possible if product(dims[:k]) is self.batch), None)
         if found is not None:
             self.prefixes[value] = found
@@ -101,8 +101,8 @@ class _Region:
         return tensor_type(value).rank - self.prefixes[value]
 
     def is_aligned(self) -> bool:
-        """Whether operands of each operation on elements have as many dimensions behind the batch as its result."""
-        computed = [v for v in self.prefixes if isinstance(v.owner, PointwiseOp)]
+        """Whether operands of each product and operation on elements have as many dimensions behind the batch as its result."""
+        computed = [v for v in self.prefixes if isinstance(v.owner, (PointwiseOp, nd.MatmulOp))]
         return all(self.tail(v) == self.tail(x) for v in computed for x in v.owner.operands if x in self.prefixes)  # pyright: ignore[reportAttributeAccessIssue]
 
     def grow(self) -> None:
@@ -116,9 +116,16 @@ class _Region:
             for other in near:
                 if not isinstance(other, Operation) or not self._follows(other):
                     continue
-                by_element = other if value in other.operands else op
-                if self.add(other.results[0], self.tail(value) if isinstance(by_element, PointwiseOp) else None):
+                between = other if value in other.operands else op
+                if self.add(other.results[0], self._tail_across(between, value)):
                     worklist.append(other.results[0])
+
+    def _tail_across(self, op: Operation | Block, value: SSAValue) -> int | None:
+        """How many dimensions are behind the batch where `op` alone is between a tensor and a value of the region; None where it may change
+        that."""
+        if isinstance(op, nd.ReduceOp):
+            return self.tail(value) - len(op.dims.data)
+        return self.tail(value) if isinstance(op, (PointwiseOp, nd.PermuteOp)) else None
 
     def _follows(self, op: Operation) -> bool:
         """Whether an operation near values of the region has the batch of these."""

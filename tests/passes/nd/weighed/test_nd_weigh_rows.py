@@ -373,14 +373,28 @@ def test_flex_attention_of_one_batch_with_nothing_between():
     assert error(got, want) < 1e-2 and not stepwell.counters["fallback"]
 
 
-def test_rows_of_a_product_are_no_batches():
-    """A product of matrices whose rows are the batches of scores: it keeps its sizes where these get other batches."""
+def rows_that_are_batches(q, k, bias, weight, rows):
+    """A product of matrices whose rows are the batches of scores, which get other batches for their bias."""
+    scores = (q @ k).reshape(2, 3, 5) + bias
+    return (scores.reshape(6, 5) @ weight).reshape(2, 3, 4).permute(1, 2, 0).reshape(12, 2) @ rows
 
-    def fn(q, k, bias, weight, rows):
-        scores = (q @ k).reshape(2, 3, 5) + bias
-        return (scores.reshape(6, 5) @ weight).reshape(2, 3, 4).permute(1, 2, 0).reshape(12, 2) @ rows
 
-    args = [torch.randn(sizes) for sizes in ((6, 1, 8), (6, 8, 5), (2, 3, 5), (5, 4), (2, 7))]
+def chunks_of_one(q, k, state):
+    """Weights of a loop of one iteration in front of their rows, of scores without it."""
+    scores = (q @ k).reshape(2, 3, 1, 4, 4)
+    return (state @ scores).reshape(2, 3, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes"),
+    [
+        (rows_that_are_batches, [(6, 1, 8), (6, 8, 5), (2, 3, 5), (5, 4), (2, 7)]),
+        (chunks_of_one, [(2, 3, 4, 8), (2, 3, 8, 4), (2, 3, 1, 4, 4)]),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_batches_of_products_end_in_front_of_rows_and_columns(fn, shapes):
+    args = [torch.randn(sizes) for sizes in shapes]
     module = import_function(fn, *args).module
     run(parse_pipeline("nd-canonicalize,nd-weigh-rows"), module, context())
     module.verify()
