@@ -175,17 +175,27 @@ class NestOp(LoopLike):
     traits = traits_def(NoTerminator())
 
     @staticmethod
-    def build_nest(sizes: Sequence[Expr], outs: Sequence[SSAValue], location: Attribute | None = None) -> NestOp:
+    def build_nest(
+        sizes: Sequence[Expr], outs: Sequence[SSAValue], location: Attribute | None = None, label: str | StringAttr | None = None
+    ) -> NestOp:
         """A nest with an empty body over `sizes`; its results have the types of `outs` if these are tensors."""
         types = [o.type for o in outs]
         block = Block(arg_types=[INDEX] * len(sizes) + types)
+        named = {} if not label else {"label": StringAttr(label) if isinstance(label, str) else label}
         return NestOp.create(
             operands=outs,
             result_types=[t for t in types if isinstance(t, TensorType)],
-            properties={"sizes": ExprsAttr.get(sizes)},
+            properties={"sizes": ExprsAttr.get(sizes), **named},
             regions=[Region(block)],
             location=location,  # pyright: ignore[reportArgumentType]
         )
+
+    def store(self, values: Iterable[SSAValue]) -> None:
+        """End the body with stores of values to the first outs, each to the element at the indices of the nest."""
+        for value, out in zip(values, self.out_args, strict=False):
+            made = StoreOp.new(value, out, IndexMap.identity(len(self.indices)), list(self.indices))
+            made.location = self.location
+            self.block.add_op(made)
 
     @property
     def out_args(self) -> Sequence[SSAValue]:
@@ -247,10 +257,10 @@ class ForOp(LoopLike):
     traits = traits_def(NoTerminator())
 
     @staticmethod
-    def build_for(sizes: Sequence[Expr]) -> ForOp:
-        return ForOp.create(
-            properties={"sizes": ExprsAttr.get(sizes)}, regions=[Region(Block(arg_types=[INDEX] * len(sizes)))]
-        )
+    def build_for(sizes: Sequence[Expr], location: Attribute | None = None) -> ForOp:
+        """Loops with an empty body."""
+        body = Region(Block(arg_types=[INDEX] * len(sizes)))
+        return ForOp.create(properties={"sizes": ExprsAttr.get(sizes)}, regions=[body], location=location)  # pyright: ignore[reportArgumentType]
 
     def verify_(self) -> None:
         self._check_indices()
@@ -319,13 +329,28 @@ class ReduceOp(LoopLike):
     outputs = var_result_def()
 
     @staticmethod
-    def build_reduce(sizes: Sequence[Expr], kinds: Sequence[str], types: Sequence[Attribute]) -> ReduceOp:
+    def build_reduce(
+        sizes: Sequence[Expr], kinds: Sequence[str], types: Sequence[Attribute], location: Attribute | None = None
+    ) -> ReduceOp:
         """A reduction with an empty body (the caller ends it with a loop.yield); `types` are the result types."""
         return ReduceOp.create(
             result_types=types,
             properties={"sizes": ExprsAttr.get(sizes), "kinds": kinds_attr(kinds)},
             regions=[Region(Block(arg_types=[INDEX] * len(sizes)))],
+            location=location,  # pyright: ignore[reportArgumentType]
         )
+
+    def yielding(self, kinds: Sequence[str], types: Sequence[Attribute], values: Sequence[SSAValue]) -> ReduceOp:
+        """A reduction in front of this one that has its body, and there yields `values` for `kinds`; this one is to go."""
+        body, properties = self.block, {**self.properties, "kinds": kinds_attr(kinds)}
+        made = ReduceOp.create(
+            result_types=types, properties=properties, attributes=self.attributes, regions=[self.detach_region(self.regions[0])],
+            location=self.location,
+        )  # fmt: skip
+        assert self.parent is not None and body.last_op is not None
+        self.parent.insert_op_before(made, self)
+        body.last_op.operands = values
+        return made
 
     @property
     def kind_names(self) -> list[str]:

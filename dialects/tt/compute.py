@@ -344,6 +344,19 @@ class ElementwiseInlineAsmOp(TTOp):
     res = var_result_def()
     traits = traits_def(PureIfSaid())
 
+    @classmethod
+    def make(
+        cls, text: str, constraints: str, operands: Sequence[SSAValue], result: Attribute, packed: int = 1, pure: bool = False
+    ) -> ElementwiseInlineAsmOp:
+        """The assembly `text` with one result, for `packed` elements at a time."""
+        return cls.create(operands=operands, result_types=[result], properties=cls.said(text, constraints, packed, pure))
+
+    @staticmethod
+    def said(text: str, constraints: str, packed: int, pure: bool) -> dict[str, Attribute]:
+        """The properties of such an operation."""
+        told = {"asm_string": StringAttr(text), "constraints": StringAttr(constraints)}
+        return {**told, "packed_element": int32(packed), "pure": BoolAttr.from_bool(pure)}
+
     def check(self) -> None:
         _elementwise(self.args, [r.type for r in self.results])
         if not self.args and any(shape_of(r.type) is not None for r in self.results):
@@ -629,6 +642,12 @@ class ScanOp(_CombineOp):
 
     name = "tt.scan"
     reverse = prop_def(IntegerAttr)
+
+    @classmethod
+    def make(cls, operands: Sequence[SSAValue], axis: int, region: Region) -> ScanOp:
+        """The results have the types of the operands."""
+        properties = {"axis": int32(axis), "reverse": BoolAttr.from_bool(False)}
+        return cls.create(operands=operands, result_types=[v.type for v in operands], properties=properties, regions=[region])
 
     def check(self) -> None:
         self.check_region()

@@ -7,11 +7,11 @@ In loops of products, what Triton does not copy ahead is loaded one iteration ah
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from math import prod
 
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, IntegerAttr, i1
+from xdsl.dialects.builtin import i1
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.traits import is_side_effect_free
 
@@ -21,7 +21,9 @@ from ...dialects.tt.base import number
 from ...dialects.tt.compute import BitcastOp, DotOp, ReduceOp
 from ...dialects.tt.memory import AddPtrOp, LoadOp
 from ...dialects.tt.shape import BroadcastOp, ExpandDimsOp, MakeRangeOp, SplatOp
+from ...dialects.tt.structure import GetProgramIdOp
 from ...dialects.tt.types import bits_of, element_of, shape_of, tensor
+from ...passes.analysis.constants import integer_of
 from ..nest.builder import NO_OVERFLOW_FLAGS
 
 EARLY_REGISTERS = 16
@@ -49,9 +51,10 @@ def load_early(entry: Block, constant: Container[SSAValue], threads: int, *, dra
     for op in ops[order[first] + 1 :]:
         if not isinstance(op, LoadOp):
             continue
-        size = prod(shape_of(op.result.type) or ()) * bits_of(element_of(op.result.type))
-        needed = _before(op, order, order[first] if drawn or size <= 32 * threads else 0)
-        if needed is None or size > left or not _is_constant(op, constant):
+        size = _bits(op)
+        needed = _slice(op, order, order[first] if drawn or size <= 32 * threads else 0)
+        depends = any(isinstance(one, GetProgramIdOp) for one in needed)
+        if not needed or depends or size > left or not _is_constant(op, constant):
             continue
         left -= size
         for one in sorted((n for n in needed if order[n] > order[first]), key=lambda n: order[n]):
@@ -70,9 +73,8 @@ def load_once(entry: Block, constant: Container[SSAValue], threads: int) -> None
         for op in inside:
             if not isinstance(op, LoadOp) or not _is_constant(op, constant):
                 continue
-            needed = _invariant(op, order, loop.body.block)
-            size = prod(shape_of(op.result.type) or ()) * bits_of(element_of(op.result.type))
-            if needed is None or size > left:
+            needed, size = _slice(op, order), _bits(op)
+            if not needed or size > left or _arguments(needed, loop.body.block):
                 continue
             left -= size
             for one in sorted(needed, key=lambda n: order[n]):
@@ -81,35 +83,30 @@ def load_once(entry: Block, constant: Container[SSAValue], threads: int) -> None
                 del order[one]
 
 
-def _invariant(load: LoadOp, order: dict[Operation, int], body: Block) -> set[Operation] | None:
-    """What a load is computed from in the body of a loop, itself included; None where that depends on the iteration."""
+def _slice(load: LoadOp, order: Mapping[Operation, int], first: int = 0) -> set[Operation]:
+    """What a load is computed from, itself included, of the operations in `order` from number `first` on; nothing where that is more than
+    arithmetic."""
     found: set[Operation] = set()
     worklist: list[Operation] = [load]
     while worklist:
         op = worklist.pop()
-        if op in found or op not in order:
+        if op in found or order.get(op, -1) < first:
             continue
-        if op.regions or (op is not load and not is_side_effect_free(op)) or any(v.owner is body for v in op.operands):
-            return None
+        if op.regions or (op is not load and not is_side_effect_free(op)):
+            return set()
         found.add(op)
         worklist += [v.owner for v in op.operands if isinstance(v.owner, Operation)]
     return found
 
 
-def _before(load: LoadOp, order: dict[Operation, int], known: int) -> set[Operation] | None:
-    """What a load is computed from, itself included, what comes before operation `known` aside; None where that is more than arithmetic, or
-    depends on the program."""
-    found: set[Operation] = set()
-    worklist: list[Operation] = [load]
-    while worklist:
-        op = worklist.pop()
-        if op in found or (op in order and order[op] < known):
-            continue
-        if op not in order or op.regions or op.name == "tt.get_program_id" or (op is not load and not is_side_effect_free(op)):
-            return None
-        found.add(op)
-        worklist += [v.owner for v in op.operands if isinstance(v.owner, Operation)]
-    return found
+def _arguments(ops: Iterable[Operation], body: Block) -> set[SSAValue]:
+    """The arguments of a loop's body that operations use."""
+    return {v for op in ops for v in op.operands if v.owner is body}
+
+
+def _bits(load: LoadOp) -> int:
+    """How many bits a load reads."""
+    return prod(shape_of(load.result.type) or ()) * bits_of(element_of(load.result.type))
 
 
 def _is_constant(load: LoadOp, constant: Container[SSAValue]) -> bool:
@@ -136,9 +133,9 @@ def load_ahead(entry: Block, constant: Container[SSAValue], threads: int) -> Non
         for op in inside:
             if not isinstance(op, LoadOp) or not _is_constant(op, constant) or _is_copied(op) or 1 in (shape_of(op.result.type) or (1,)):
                 continue
-            needed = _of_iteration(op, order, loop.body.block)
-            size = prod(shape_of(op.result.type) or ()) * bits_of(element_of(op.result.type))
-            if needed and size <= left:
+            needed, size = _slice(op, order), _bits(op)
+            moves = _arguments(needed, loop.body.block) == {loop.body.block.args[0]}
+            if moves and size <= left and not any(map(_may_divide_by_zero, needed)):
                 left -= size
                 chosen[op] = needed
         if chosen:
@@ -206,29 +203,9 @@ def _where(load: LoadOp, values: Mapping[SSAValue, SSAValue], runs: SSAValue, be
     return new
 
 
-def _of_iteration(load: LoadOp, order: dict[Operation, int], body: Block) -> set[Operation]:
-    """What a load is computed from in the body of a loop, itself included; nothing if that needs earlier iterations, or not this one."""
-    found: set[Operation] = set()
-    worklist: list[Operation] = [load]
-    moves = False
-    while worklist:
-        op = worklist.pop()
-        if op in found or op not in order:
-            continue
-        if op.regions or (op is not load and not is_side_effect_free(op)) or _may_divide_by_zero(op):
-            return set()
-        arguments = [v for v in op.operands if v.owner is body]
-        if any(v is not body.args[0] for v in arguments):
-            return set()
-        moves = moves or bool(arguments)
-        found.add(op)
-        worklist += [v.owner for v in op.operands if isinstance(v.owner, Operation)]
-    return found if moves else set()
-
-
 def _may_divide_by_zero(op: Operation) -> bool:
     """Whether an operation means something only where the loop runs at all."""
-    return isinstance(op, DIVISIONS) and not _constant(op.operands[1])
+    return isinstance(op, DIVISIONS) and not integer_of(op.operands[1])
 
 
 def _is_copied(load: LoadOp) -> bool:
@@ -252,7 +229,7 @@ def _steps(value: SSAValue) -> tuple[int | None, ...]:
         return tuple(0 if n == 1 else step for n, step in zip(shape_of(inner.type) or (), _steps(inner), strict=True))
     if isinstance(op, arith.AddiOp | AddPtrOp):
         return tuple(None if a is None or b is None else a + b for a, b in zip(*map(_steps, op.operands), strict=True))
-    if isinstance(op, arith.MuliOp) and (factor := _constant(op.operands[1])) is not None:
+    if isinstance(op, arith.MuliOp) and (factor := integer_of(op.operands[1])) is not None:
         return tuple(None if a is None else a * factor for a in _steps(op.operands[0]))
     if isinstance(op, ExtSIOp | ExtUIOp | BitcastOp):
         return _steps(op.operands[0])
@@ -260,14 +237,3 @@ def _steps(value: SSAValue) -> tuple[int | None, ...]:
         parts = [_steps(v) for v in op.operands if shape_of(v.type) == shape]
         return tuple(0 if parts and all(steps[k] == 0 for steps in parts) else None for k in range(len(shape)))
     return (0,) * len(shape)
-
-
-def _constant(value: SSAValue) -> int | None:
-    """The one whole number that a constant is everywhere."""
-    held = value.owner.properties.get("value") if isinstance(value.owner, arith.ConstantOp) else None
-    if isinstance(held, IntegerAttr):
-        return held.value.data
-    if isinstance(held, DenseIntOrFPElementsAttr) and held.is_splat():
-        number = held.get_values()[0]
-        return number if isinstance(number, int) else None
-    return None

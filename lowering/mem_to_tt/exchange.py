@@ -60,7 +60,7 @@ from ...passes.gpu.nest_types import UnsupportedNest
 from ...passes.gpu.shared_rows import _FULL_BIT, _SECOND_BIT, HEADER_WORDS, SENT_NUMBERS, half_words, part_of
 from ...passes.gpu.tiles.tile import power_of_two
 from ..nest.builder import NO_OVERFLOW_FLAGS
-from .joined_axes import reduce_values
+from .joined_axes import reduce_all
 from .reductions import Accumulator, Values
 from .state import State
 
@@ -226,9 +226,7 @@ def wait_for(s: State, sources: Sequence[SSAValue], inside: SSAValue | None) -> 
     for word in loaded:
         ready = b.both(ready, b.cmpi("ne", word, b.constant(0, i64)))
     assert ready is not None
-    ready = b.cast(ExtUIOp, ready, i32)
-    while (shape := shape_of(ready.type)) is not None:
-        (ready,) = reduce_values(s, [ready], len(shape) - 1, lambda s, x, y: [s.b.elementwise(arith.AndIOp, (x[0], y[0]))])
+    ready = reduce_all(s, b.cast(ExtUIOp, ready, i32), arith.AndIOp)
     b.place(scf.ConditionOp.create(operands=[b.cmpi("eq", ready, b.int(0)), *loaded]))
     b.close()
     after = Block(arg_types=[v.type for v in loaded])

@@ -5,14 +5,15 @@ neighbours are joined in pairs, then neighbours of these: of two there is one or
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
 
-from xdsl.ir import Block, Region, SSAValue
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
-from ...dialects.tt.compute import ReduceOp, ReduceReturnOp
+from ...dialects.tt.compute import ReduceOp, ReduceReturnOp, ScanOp, ScanReturnOp
 from ...dialects.tt.shape import ExpandDimsOp, ReshapeOp
 from ...dialects.tt.types import element_of, int32, shape_of, tensor
+from ..nest.builder import PLAIN
 from .builder import Builder
 from .state import State
 
@@ -46,15 +47,35 @@ def reduce_values(s: State, values: Values, axis: int, combine: Combine, *, exac
     return [s.b.to_shape(v, rest) for v in values]
 
 
+def pairwise(cls: type[Operation], properties: Mapping[str, Attribute] = PLAIN) -> Combine:
+    """Tensors that are joined element by element, each by itself, by an operation."""
+    return lambda s, x, y: [s.b.elementwise(cls, pair, properties) for pair in zip(x, y, strict=True)]
+
+
+def reduce_all(s: State, value: SSAValue, cls: type[Operation]) -> SSAValue:
+    """All elements of a tensor joined by an operation whose result is the same in every order, the longest axis first."""
+    while (shape := shape_of(value.type)) is not None:
+        (value,) = reduce_values(s, [value], shape.index(max(shape)), pairwise(cls))
+    return value
+
+
+def scan_axis(s: State, values: Values, axis: int, combine: Combine) -> Values:
+    """Tensors of one shape, each element of them joined with all that are before it along an axis."""
+    return list(s.b.place(ScanOp.make(values, axis, _joining(s, values, combine, ScanReturnOp))).results)
+
+
 def _reduced(s: State, values: Values, axis: int, combine: Combine) -> Values:
-    b = s.b
-    elements = [element_of(v.type) for v in values]
-    block = Block(arg_types=elements * 2)
-    b.enter_region(block)
+    return list(s.b.place(ReduceOp.make(values, axis, _joining(s, values, combine, ReduceReturnOp))).results)
+
+
+def _joining(s: State, values: Values, combine: Combine, end: type[Operation]) -> Region:
+    """How two elements of each tensor are joined, which `end` gives."""
+    block = Block(arg_types=[element_of(v.type) for v in values] * 2)
+    s.b.enter_region(block)
     joined = combine(s, list(block.args[: len(values)]), list(block.args[len(values) :]))
-    b.place(ReduceReturnOp.create(operands=joined))
-    b.leave_region()
-    return list(b.place(ReduceOp.make(values, axis, Region(block))).results)
+    s.b.place(end.create(operands=joined))
+    s.b.leave_region()
+    return Region(block)
 
 
 def keep_axis(b: Builder, value: SSAValue, axis: int) -> SSAValue:

@@ -7,12 +7,10 @@ from typing import Any
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import (
-    BoolAttr,
     DenseIntOrFPElementsAttr,
     Float64Type,
     FloatAttr,
     IntegerAttr,
-    StringAttr,
     TensorType,
     i1,
     i32,
@@ -26,7 +24,7 @@ from ...dialects.machine import OrderError, is_repeatable
 from ...dialects.nd.types import LOW_PRECISION, c128
 from ...dialects.tt.compute import TWO_AS_THEY_ARE, BitcastOp, ElementwiseInlineAsmOp
 from ...dialects.tt.memory import AddPtrOp, AtomicRMWOp, LoadOp, StoreOp
-from ...dialects.tt.types import PointerType, element_of, int32, shape_of
+from ...dialects.tt.types import PointerType, element_of, shape_of
 from ...passes.analysis.accesses.disjoint import separate_iterations
 from ...passes.analysis.accesses.varying import Varying
 from ...passes.analysis.dependences import memory_of
@@ -117,13 +115,7 @@ def _as_it_is(s: State, value: SSAValue) -> SSAValue:
     """A tensor of 16-bit numbers, two in a register, of which the compilers behind do not know that they are the same."""
     assert s.hidden_zero is not None
     zeros = s.b.to_shape(s.hidden_zero, shape_of(value.type))
-    properties = {
-        "asm_string": StringAttr(TWO_AS_THEY_ARE),
-        "constraints": StringAttr("=r,r,r,r"),
-        "packed_element": int32(2),
-        "pure": BoolAttr.from_bool(False),
-    }
-    return s.b.place(ElementwiseInlineAsmOp.create(operands=[value, zeros], result_types=[value.type], properties=properties)).results[0]
+    return s.b.place(ElementwiseInlineAsmOp.make(TWO_AS_THEY_ARE, "=r,r,r,r", [value, zeros], value.type, packed=2)).results[0]
 
 
 def _in_memory(s: State, value: SSAValue, dtype: Any) -> SSAValue | None:

@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import BoolAttr, DenseArrayBase, IntegerType, StringAttr, f32, f64, i8, i32
+from xdsl.dialects.builtin import DenseArrayBase, IntegerType, f32, f64, i8, i32
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import loop
@@ -23,7 +23,7 @@ from ...dialects.support.float8 import UNIT_FLOAT8
 from ...dialects.tt import arith as tt_arith
 from ...dialects.tt.compute import BitcastOp, DotOp, ElementwiseInlineAsmOp
 from ...dialects.tt.shape import BroadcastOp, TransOp
-from ...dialects.tt.types import element_of, int32, shape_of, tensor
+from ...dialects.tt.types import element_of, shape_of, tensor
 from ...passes.analysis.dependences import memory_of
 from ...passes.analysis.nest_access import Loop, NestAccess, Node
 from ...passes.gpu.nest_types import UnsupportedNest
@@ -38,7 +38,7 @@ from .descriptors import load_block
 from .functions.bit_fields import bit_field, raised
 from .program.row_sums import RowSum
 from .program.scaled_terms import BlockSums, block_scale, scaled_product, with_offsets
-from .state import Axis, State
+from .state import Axis, State, go_on
 
 if TYPE_CHECKING:
     from .kernel import NestLowering
@@ -74,7 +74,7 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
         side.unit_kinds = UNIT_FLOAT8 & {one.element for one in parts}
     choices = [one.choice for one in parts if one.choice is not None]
     known_trips = trips.value is not None and not choices and kernel.terms is None
-    rows = {k: RowSum(s.b, sides[axes.index(side)], _yielded(op, k)) for k, side in row_sums(s.info, node).items()}
+    rows = {k: RowSum(s.b, sides[axes.index(side)], op.yielded[k]) for k, side in row_sums(s.info, node).items()}
     start = [no_sum(s, known_trips, SUM_TYPES.get(one.element, f32)) for one in parts] + [one.start() for one in rows.values()]
 
     def step(at: SSAValue, state: Sequence[SSAValue], known: KnownTerms = NOTHING_KNOWN) -> list[SSAValue]:
@@ -141,11 +141,6 @@ def _with_scaled_product(
     return b.elementwise(arith.AddfOp, (total, product), NO_FLAGS)
 
 
-def _yielded(op: loop.ReduceOp, number: int) -> SSAValue:
-    assert op.block.last_op is not None
-    return op.block.last_op.operands[number]
-
-
 def _in_order(state: Sequence[SSAValue], products: int, rows: Mapping[int, RowSum]) -> list[SSAValue]:
     """The sums of products, and those of rows behind them, in the order of the reduction."""
     sums, others = iter(state[:products]), iter(state[products:])
@@ -163,15 +158,8 @@ def no_sum(s: State, known: bool, kind: Attribute = f32) -> SSAValue:
 
 def hidden_zeros(b: Builder, kind: Attribute, shape: tuple[int, ...] | None) -> SSAValue:
     """Zeros of 32 bits that the compilers behind do not know to be such; shape None: one."""
-    properties = {
-        "asm_string": StringAttr(ZERO_BITS),
-        "constraints": StringAttr("=r,r"),
-        "packed_element": int32(1),
-        "pure": BoolAttr.from_bool(False),
-    }
     result = kind if shape is None else tensor(shape, kind)
-    made = ElementwiseInlineAsmOp.create(operands=[b.constant(0, i32, shape)], result_types=[result], properties=properties)
-    return b.place(made).results[0]
+    return b.place(ElementwiseInlineAsmOp.make(ZERO_BITS, "=r,r", [b.constant(0, i32, shape)], result)).results[0]
 
 
 def lies_along(info: NestAccess, node: Node, one: Loop) -> bool:
@@ -197,7 +185,7 @@ class Factor(State):
         if axis in around.placed:
             self.place(self.own, *around.placed[axis])
         else:
-            self.go_on(self.own, *around.blocks[axis], whole=around.axes[axis].mask is None)
+            go_on(self, self.own, *around.blocks[axis], whole=around.axes[axis].mask is None)
         self._outside = dict(self.dims)
         self.padded: set[SSAValue] = set()
         """Values that are 0 behind the end of the sum."""
@@ -210,21 +198,12 @@ class Factor(State):
         self.padded.clear()
         self.dims = dict(self._outside)
         self.copies = bool(self.kernel.tile.copies)
-        self.go_on(self.terms, at, trips, self.node.loops, whole)
+        go_on(self, self.terms, at, trips, self.node.loops, whole)
 
     def leave_out(self, condition: SSAValue) -> None:
         """Count no term for which a condition of the body does not hold."""
         self.axes[self.terms].mask = self.b.both(self.axes[self.terms].mask, self.get(condition))
         self.copies = False
-
-    def go_on(self, axis: int, at: SSAValue, trips: Expr, loops: Sequence[Loop], whole: bool = False) -> None:
-        """Have an axis run along `loops` from iteration `at` on, of `trips`."""
-        flat = self.b.add(at, self.lane(axis))
-        block = self.axes[axis].block
-        ragged = not whole and (trips.value is None or trips.value % block)
-        self.axes[axis].mask = self.b.cmpi("slt", flat, self.number(trips)) if ragged else None
-        self.decode_block(axis, at, flat, loops)
-        self.blocks[axis] = at, trips, loops
 
     def matrix(self, value: SSAValue, element: Attribute) -> SSAValue:
         """A factor as the matrix of `element` that the product takes: 0 behind the end of the sum."""

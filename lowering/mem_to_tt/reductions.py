@@ -28,7 +28,7 @@ from ..nest.builder import NO_FLAGS
 from ..nest.combine import combine
 from .body import library, quotient
 from .functions.exponentials import power_of_e
-from .joined_axes import Values, keep_axis, reduce_axis, reduce_values
+from .joined_axes import Values, keep_axis, pairwise, reduce_axis, reduce_values
 from .state import State
 
 Piece = tuple[Values, SSAValue | None]
@@ -89,7 +89,7 @@ class Accumulator:
         # the hardware moves words, not bits
         op = simple_op(self.kind, i1)
         wide = s.b.cast(ExtUIOp, state[0], i32)
-        (found,) = reduce_axis(s, [wide], axis, lambda s, a, b: [s.b.elementwise(op, (a[0], b[0]))], exact=True)
+        (found,) = reduce_axis(s, [wide], axis, pairwise(op), exact=True)
         return [s.b.cmpi("ne", found, s.b.int(0))]
 
     def whole(self, s: State, through: Through, count: SSAValue, axis: int | None) -> Values:

@@ -352,6 +352,15 @@ class State(NestValues):
         return shape_of(pointer.type), *address_in(access.buffer, offset), *dims
 
 
+def go_on(s: State, axis: int, at: SSAValue, trips: Expr, loops: Sequence[Loop], whole: bool = False) -> None:
+    """Have an axis run along `loops` from iteration `at` on, of `trips`. `whole`: a block of them surely is there."""
+    flat, block = s.b.add(at, s.lane(axis)), s.axes[axis].block
+    ragged = not whole and (trips.value is None or trips.value % block)
+    s.axes[axis].mask = s.b.cmpi("slt", flat, s.number(trips)) if ragged else None
+    s.decode_block(axis, at, flat, loops)
+    s.blocks[axis] = at, trips, loops
+
+
 class TileIndices(Indices):
     """Index expressions in the type of index arithmetic: a scalar, or a tensor where they vary along the tile."""
 

@@ -13,12 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import BoolAttr, ModuleOp, StringAttr, UnitAttr, i32
+from xdsl.dialects.builtin import ModuleOp, UnitAttr, i32
 
 from ...dialects.host import LaunchOp
 from ...dialects.tt.compute import GRID_WAIT, ElementwiseInlineAsmOp
 from ...dialects.tt.structure import OVERLAPS, FuncOp
-from ...dialects.tt.types import int32
 from ...passes.cost.machine import Gpu, machine_of
 from ...passes.manager.pass_manager import Pass
 
@@ -38,15 +37,7 @@ class TtOverlapLaunches(Pass):
         for kernel in [f for f in op.ops if isinstance(f, FuncOp) and f.sym_name.data in launched]:
             if _says_when(kernel):
                 continue
-            wait = ElementwiseInlineAsmOp.create(
-                result_types=[i32],
-                properties={
-                    "asm_string": StringAttr(GRID_WAIT),
-                    "constraints": StringAttr("=r"),
-                    "packed_element": int32(1),
-                    "pure": BoolAttr.from_bool(False),
-                },
-            )
+            wait = ElementwiseInlineAsmOp.make(GRID_WAIT, "=r", [], i32)
             wait.location = kernel.location
             entry = kernel.body.blocks[0]
             assert entry.first_op is not None

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import ArrayAttr, FileLineColLoc, FusedLoc, NameLoc
 from xdsl.ir import Attribute, Operation
 
 from ...dialects import loop, nd
-
-if TYPE_CHECKING:
-    pass
-
 
 _LINE = re.compile(r"^(?P<file>.+):(?P<line>\d+)$")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
 from typing import Any, Protocol
 
 from xdsl.dialects import arith, math
@@ -53,6 +54,14 @@ class Cursor:
 
     def select(self, condition: SSAValue, a: SSAValue, b: SSAValue) -> SSAValue:
         return self.emit(arith.SelectOp, (condition, a, b), a.type)
+
+    def every(self, conditions: Iterable[SSAValue]) -> SSAValue:
+        """Whether all of some conditions hold, one at least."""
+        return reduce(lambda a, b: self.emit(arith.AndIOp, (a, b), i1), conditions)
+
+    def some(self, conditions: Iterable[SSAValue]) -> SSAValue:
+        """Whether one of some conditions holds."""
+        return reduce(lambda a, b: self.emit(arith.OrIOp, (a, b), i1), conditions)
 
     def together(self, *values: SSAValue) -> Sequence[SSAValue]:
         return values

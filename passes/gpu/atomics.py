@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xdsl.dialects.builtin import (
     Float32Type,
@@ -13,9 +13,6 @@ from xdsl.dialects.builtin import (
 
 from ...dialects.nd.types import UNSIGNED
 from .nest_types import UnsupportedNest
-
-if TYPE_CHECKING:
-    pass
 
 
 def atomic(mode: str, dtype: Any) -> str:

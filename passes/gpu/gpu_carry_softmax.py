@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from xdsl.context import Context
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr, ModuleOp, f32, i1
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, ModuleOp, f32
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import dim, free_dims, product
+from ...dialects.expr import free_dims, product
 from ...dialects.expr.ranges import RangeEnv, range_of
 from ...dialects.machine import has_fixed_order
 from ...dialects.support.replace import erase_op
@@ -39,18 +39,16 @@ from ..analysis.symbols import symbol_facts
 from ..cost.contraction_price import MAX_WEIGHED_ELEMENTS
 from ..cost.machine import Gpu, machine_of
 from ..loop.fusion.placement import final_store, places_at
-from ..loop.transform.loop_rewrite import INDEX, clone_into, index_op, needed
+from ..loop.transform.loop_rewrite import clone_into, needed
 from ..loop.transform.nest_transform import Refused
 from ..manager.pass_manager import Pass
 from .carried.mask_nests import compute_masks
-from .carried.product_weights import NO_UNIT, carry_weights, stored_weights
+from .carried.product_weights import carry_weights, check_weighed, stored_weights
 from .carried.row_numbers import compute_where_read
-from .carried.softmax_weights import SoftmaxWeights, same_row, softmax_weights, yielded
-from .carried.term_writer import TermWriter, product_of
+from .carried.softmax_weights import SoftmaxWeights, same_row, softmax_weights
+from .carried.term_writer import TermWriter, product_of, store_once
 from .gpu_online_softmax import computed_alike
-from .tiles.ordered import unit_of
 from .tiles.tile import Sizes
-from .tiles.weighed_products import as_weighed
 
 CASTS = (arith.ExtFOp, arith.TruncFOp)
 
@@ -124,10 +122,10 @@ def _rewrite(nest: loop.NestOp, found: SoftmaxWeights, symbols: RangeEnv, column
     if len(producers) == 1:
         return "no scores: the exponents are no products of matrices"
     inside = {nest, *producers}
-    leaving = [r for p in producers for r in p.results if any(not inside.intersection(_around(use.operation)) for use in r.uses)]
+    leaving = [r for p in producers for r in p.results if any(loop.nest_around(use.operation) not in inside for use in r.uses)]
     if any((store := final_store(r)) is None or r.owner is not found.storing or store.parent is not found.storing.block for r in leaving):
         return "the weights or the scores are needed by others, too"
-    leaving = compute_where_read({r: [o for u in r.uses if not inside.intersection(_around(o := u.operation))] for r in leaving})
+    leaving = compute_where_read({r: [o for u in r.uses if loop.nest_around(o := u.operation) not in inside] for r in leaving})
     made = _with_outs(nest, [found.storing.outs[list(found.storing.results).index(r)] for r in leaving])  # pyright: ignore[reportArgumentType]
     assert nest.parent is not None
     nest.parent.insert_op_before(made, nest)
@@ -136,15 +134,8 @@ def _rewrite(nest: loop.NestOp, found: SoftmaxWeights, symbols: RangeEnv, column
     try:
         early = _early_readers(made, leaving)
         stores = _Writer(made, again, symbols).write(dict(zip(leaving, made.out_args[len(nest.outs) :], strict=True)))
-        info, weighed = as_weighed(made, symbols)
-        if weighed is None:
-            raise Refused("the nest would be no product of weights, which vary along one of its loops, by rows along another")
-        if in_order is not None and not unit_of(info, in_order):
-            raise Refused(NO_UNIT)
-        size = weighed.columns.size.value
-        if size is not None and size > columns:
-            raise Refused(f"{size} columns, the most are {columns}")
-        if any(isinstance(o, loop.NestOp) and o is not made for op in made.walk() for v in op.operands for o in _around_value(v)):
+        info = check_weighed(made, symbols, columns, in_order)
+        if any(loop.nest_around(v.owner.parent_op()) not in (None, made) for op in made.walk() for v in op.operands):
             raise Refused("the exponents need what the nest of the weights stores itself")
         if not all(_fills(info, store) for store in stores):
             raise Refused("numbers of rows are needed by others, too, and not each of its rows is one of the weights'")
@@ -195,23 +186,9 @@ def _fills(info: NestAccess, store: loop.StoreOp) -> bool:
     return some and every and separate_iterations(access.offset, loops, info.opaque)
 
 
-def _around(op: Operation) -> list[Operation]:
-    found = [op]
-    while (parent := found[-1].parent_op()) is not None:
-        found.append(parent)
-    return found
-
-
-def _around_value(value: SSAValue) -> list[Operation]:
-    """The operations in whose regions a value is made."""
-    owner = value.owner
-    around = owner.parent_op()
-    return [] if around is None else _around(around)
-
-
 def _producers(found: SoftmaxWeights) -> list[loop.NestOp]:
     """The nests that store products which the scores are computed from."""
-    loads = [op for op in needed([yielded(found.top)], found.top.block) if isinstance(op, loop.LoadOp)]
+    loads = [op for op in needed([found.top.yielded[0]], found.top.block) if isinstance(op, loop.LoadOp)]
     return list(dict.fromkeys(made for op in loads if (made := product_of(op)) is not None))
 
 
@@ -221,8 +198,7 @@ class _Writer(TermWriter):
     def __init__(self, nest: loop.NestOp, found: SoftmaxWeights, symbols: RangeEnv):
         self.nest, self.found = nest, found
         old = found.reduce
-        self.made = loop.ReduceOp.build_reduce(list(old.loop_sizes), ["softmax_dot"], [f32, f32, f32])
-        self.made.location = old.location
+        self.made = loop.ReduceOp.build_reduce(list(old.loop_sizes), ["softmax_dot"], [f32, f32, f32], old.location)
         nest.block.insert_op_before(self.made, old)
         super().__init__(nest, self.made, symbols)
         self.values[old.indices[0]] = self.made.indices[0]
@@ -234,7 +210,7 @@ class _Writer(TermWriter):
         for op in needed([found.value], found.reduce.block):
             self.place(op, self.body)
         self.locate(found.load)
-        exponent = yielded(found.top)
+        exponent = found.top.yielded[0]
         self.values[found.top.indices[0]] = self.made.indices[0]
         for op in needed([exponent], found.storing.block, found.top.block):
             if isinstance(op, loop.LoopLike):
@@ -313,15 +289,7 @@ class _Writer(TermWriter):
         value = self._row_value(store.value, known)
         copied = clone_into(store, {**self.values, store.value: value, store.target: out}, self.places, self.symbols)
         assert isinstance(copied, loop.StoreOp)
-        mask: SSAValue | None = None
-        for index in self.nest.indices:
-            if index not in copied.index_operands:
-                first = at.compare("eq", at.place(index_op(dim(0), [index])).results[0], at.constant(0, INDEX))
-                mask = first if mask is None else at.emit(arith.AndIOp, (mask, first), i1)
-        made = loop.StoreOp.new(copied.value, out, copied.index_map, list(copied.index_operands), mask=mask)
-        copied.erase()
-        at.place(made)
-        return made
+        return store_once(copied, [index for index in self.nest.indices if index not in copied.index_operands], at)
 
     def _is_row(self, op: loop.LoadOp, store: loop.StoreOp) -> bool:
         """Whether a load of the nest reads what belongs to the row of its weights."""
@@ -343,7 +311,7 @@ class _Writer(TermWriter):
         assert isinstance(row, loop.LoopLike)
         for op in found.storing.block.ops:
             if isinstance(op, loop.ReduceOp) and op.kind_names == ["sum"] and same_row(op, row):
-                if computed_alike(yielded(op), found.power.result, dict(zip(op.indices, row.indices, strict=True))):
+                if computed_alike(op.yielded[0], found.power.result, dict(zip(op.indices, row.indices, strict=True))):
                     known[op.results[0]] = self.made.results[1]
         return known
 

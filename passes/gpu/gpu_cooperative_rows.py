@@ -22,11 +22,11 @@ from dataclasses import dataclass, replace
 
 from xdsl.context import Context
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import ModuleOp, StringAttr, UnitAttr, f64, i64
+from xdsl.dialects.builtin import ModuleOp, UnitAttr, f64, i64
 from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop, mem
-from ...dialects.expr import ONE, ZERO, Expr, IndexMap, Sym, as_expr, free_dims, product, split_linear
+from ...dialects.expr import ONE, ZERO, Expr, Sym, as_expr, free_dims, product, split_linear
 from ...dialects.expr.ranges import RangeEnv, range_of
 from ...dialects.machine import has_fixed_order
 from ...dialects.nd.types import LOW_PRECISION, element_bytes
@@ -366,15 +366,11 @@ def add_workspace(nest: loop.NestOp, info: NestAccess, tile: Tile, words: int) -
     half = as_expr(tile.persistent * words) if tile.stream_k else half_words(rows, tile.group, words)
     device = next(o.type.device.data for o in nest.outs if isinstance(o.type, mem.BufferType))
     made = mem.AllocOp.arena((half * 2 + HEADER_WORDS,), i64, device)
-    clear = loop.NestOp.build_nest([half + HEADER_WORDS], [made.result])
-    clear.properties["label"] = StringAttr(f"{label_of(nest)} workspace")
+    clear = loop.NestOp.build_nest([half + HEADER_WORDS], [made.result], nest.location, f"{label_of(nest)} workspace")
     if half.is_const:
         made.properties["workspace"] = clear.attributes[CLEARS] = UnitAttr()
-    at = Cursor(clear.block)
-    at.place(loop.StoreOp.new(at.constant(0, i64), clear.out_args[0], IndexMap.identity(1), list(clear.indices)))
-    block = nest.parent
-    assert block is not None
-    for op in (made, clear):
-        op.location = nest.location
-        block.insert_op_before(op, nest)
+    clear.store([Cursor(clear.block).constant(0, i64)])
+    made.location = nest.location
+    assert nest.parent is not None
+    nest.parent.insert_ops_before([made, clear], nest)
     add_out(nest, made.result)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
 from ...dialects import loop, mem
@@ -135,8 +135,8 @@ def split_off(nest: loop.NestOp, each: loop.ForOp, saved: dict[SSAValue, SSAValu
     """Put a loop into a nest behind its own; `saved`: values that the nest is to store, and where."""
     outer = dict(zip(nest.out_args, nest.outs, strict=True))
     targets = list(dict.fromkeys(o.target for o in loop.walk_bodies(each) if isinstance(o, loop.StoreOp)))
-    made = loop.NestOp.build_nest([*nest.loop_sizes, *each.loop_sizes], [outer.get(t, t) for t in targets], nest.location)
-    made.properties["label"] = StringAttr(f"{label_of(nest)}_values")
+    sizes, outs = [*nest.loop_sizes, *each.loop_sizes], [outer.get(t, t) for t in targets]
+    made = loop.NestOp.build_nest(sizes, outs, nest.location, f"{label_of(nest)}_values")
     values: dict[SSAValue, SSAValue] = {**outer, **dict(zip(targets, made.out_args, strict=True))}
     values.update(zip((*nest.indices, *each.indices), made.indices, strict=True))
     for index, old in zip(made.indices, (*nest.indices, *each.indices), strict=True):

@@ -43,12 +43,8 @@ from ..loop.transform.unroll_and_jam import unroll_and_jam
 from ..manager.pass_manager import Pass
 from .tiles.tile import MAX_UNROLLED_INNER_TRIPS
 
-MIN_HALF_TRIPS = 16
-"""Iterations that are left of the loop at least."""
-MAX_BODY_OPS = 16
-"""Operations of a body that is written twice, at most."""
-MAX_SELECTING_OPS = 24
-"""The same of a body each element of which computes all that lie side by side."""
+MAX_BODY_OPS = 24
+"""Operations of a body that is written twice, or each element of which computes all that lie side by side, at most."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +58,13 @@ class GpuNeighbours(Pass):
         for nest in nests_in_memory(op, without=GPU):
             ops = list(nest.block.ops)
             stores = [inner for inner in ops if isinstance(inner, loop.StoreOp)]
-            several = 2 < len(stores) <= MAX_UNROLLED_INNER_TRIPS and len(ops) <= MAX_SELECTING_OPS
-            if not (several or len(ops) <= MAX_BODY_OPS) or any(inner.regions or isinstance(inner, loop.RandomOp) for inner in ops):
+            if len(ops) > MAX_BODY_OPS or any(inner.regions or isinstance(inner, loop.RandomOp) for inner in ops):
                 continue
             info = NestAccess(nest, symbols)
             if info.opaque:
                 continue
-            if len(ops) <= MAX_BODY_OPS and (number := _halved_loop(nest, info)) is not None:
+            several = 2 < len(stores) <= MAX_UNROLLED_INNER_TRIPS
+            if (number := _halved_loop(nest, info)) is not None:
                 unroll_and_jam(nest, number, 2, symbols)
                 said = f"two neighbours of {nest.loop_sizes[number] * 2} are computed at once"
             elif several and (found := _side_by_side(nest, stores, info)) is not None:
@@ -86,7 +82,8 @@ def _halved_loop(nest: loop.NestOp, info: NestAccess) -> int | None:
     read = {memory_of(a.buffer) for a in loads}
     if any(isinstance(op, loop.BoundOp) for op in nest.block.ops):
         return None
-    if any(a.mode != "set" or _mask(a.op) or a.dtype == c128 or memory_of(a.buffer) in read for a in stores):
+    masked = any(isinstance(op, loop.StoreOp) and op.mask is not None for op in nest.block.ops)
+    if masked or any(a.mode != "set" or a.dtype == c128 or memory_of(a.buffer) in read for a in stores):
         return None
     for one in info.root.loops:
         for other in info.root.loops:
@@ -97,14 +94,9 @@ def _halved_loop(nest: loop.NestOp, info: NestAccess) -> int | None:
     return None
 
 
-def _mask(op: Operation) -> bool:
-    return isinstance(op, loop.StoreOp) and op.mask is not None
-
-
 def _is_half(one: Loop, other: Loop) -> bool:
     """Whether two loops are one of the nest, which `one` divides into even and odd iterations."""
-    long = other.size.value is None or other.size.value >= MIN_HALF_TRIPS
-    return long and one.size.value == 2 and one is not other and one.positions == other.positions
+    return one.size.value == 2 and one is not other and one.positions == other.positions
 
 
 def _come_apart(stores: Sequence[Access], loads: Sequence[Access], one: Loop, other: Loop) -> bool:

@@ -113,18 +113,10 @@ def computed_alike(a: SSAValue, b: SSAValue, known: dict[SSAValue, SSAValue]) ->
 
 def _merge(highest: loop.ReduceOp, total: loop.ReduceOp) -> None:
     t = highest.results[0].type
-    new = loop.ReduceOp.build_reduce(list(highest.loop_sizes), ["softmax"], [t, t])
+    new = highest.yielding(["softmax"], [t, t], highest.yielded)
     new.location = total.location
-    for old, index in zip(highest.indices, new.indices, strict=True):
-        old.replace_all_uses_with(index)
-    for op in list(highest.block.ops):
-        op.detach()
-        new.block.add_op(op)
-    block = highest.parent
-    assert block is not None
-    block.insert_op_before(new, highest)
-    difference = _exponent(total)
-    assert difference is not None
+    block, difference = highest.parent, _exponent(total)
+    assert block is not None and difference is not None
     infinite = _finite_of(difference.rhs)[1]
     if infinite is None:
         total.results[0].replace_all_uses_with(new.results[1])

@@ -134,8 +134,7 @@ class _Split:
             if op is self.rows:
                 break
             at.place(clone_into(op, values, {}, self.symbols))
-        rows = loop.ForOp.build_for([self.length])
-        rows.location = self.rows.location
+        rows = loop.ForOp.build_for([self.length], self.rows.location)
         place: Place = (dim(0) * self.parts + dim(1), [rows.indices[0], part])
         end = None if self.even else self.size
         clone_iteration(self.rows.block, Cursor(rows.block), self.rows.indices[0], place, values, self.symbols, end)

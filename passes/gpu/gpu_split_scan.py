@@ -181,8 +181,7 @@ class _Split:
             at.place(clone_into(op, values, {}, self.symbols))
         found: list[SSAValue] = []
         for scan in self.scans:
-            reduce = loop.ReduceOp.build_reduce([self.length], [scan.kind], scan.kept)
-            reduce.location = scan.op.location
+            reduce = loop.ReduceOp.build_reduce([self.length], [scan.kind], scan.kept, scan.op.location)
             self._clone(scan.op.block, reduce.block, made.indices[-1], values)
             last = reduce.block.last_op
             assert last is not None

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import SSAValue
 
 from ...dialects import loop, mem
@@ -29,14 +29,12 @@ from ..analysis.symbols import symbol_facts
 from ..loop.transform.loop_rewrite import Place, Values, drop_index, index_op
 from ..loop.transform.unroll_and_jam import Copies, unroll_and_jam
 from ..manager.pass_manager import Pass
+from .tiles.tile import MAX_STRAIGHT_OPS
 from .tiles.window_tiles import lane_of, overlap
 
 STRIP_WINDOWS = (4, 5, 7, 3, 2)
 """Windows side by side that a thread has of each channel, the first that divides their number: the sums, and the elements of the image that
 they share, are registers."""
-
-MAX_COPIED_OPS = 64
-"""Operations of the body and its loop at most, each of which is written once for each window."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ def find_strip(nest: loop.NestOp, symbols: RangeEnv) -> Strip | None:
     if len(loops) != 1 or not isinstance(sums := loops[0], loop.ReduceOp) or list(sums.kind_names) != ["sum"]:
         return None
     every = [*nest.block.ops, *sums.block.ops]
-    if len(every) > MAX_COPIED_OPS or any(isinstance(op, loop.RandomOp | loop.BoundOp) or (op.regions and op is not sums) for op in every):
+    if any(isinstance(op, loop.RandomOp | loop.BoundOp) or (op.regions and op is not sums) for op in every):
         return None
     info = NestAccess(nest, symbols, normalise=False)
     stores = [a for a in info.root.all_accesses() if a.is_store]
@@ -89,7 +87,7 @@ def find_strip(nest: loop.NestOp, symbols: RangeEnv) -> Strip | None:
     if any(a.is_store for a in info.nodes[sums].all_accesses()):
         return None  # each term does something beside what is added up
     found = (_strip(info, info.nodes[sums], sums, image) for image in info.nodes[sums].accesses)
-    return next((strip for strip in found if strip is not None), None)
+    return next((strip for strip in found if strip is not None and strip.length * len(every) <= MAX_STRAIGHT_OPS), None)
 
 
 def _strip(info: NestAccess, inside: Node, sums: loop.ReduceOp, image: Access) -> Strip | None:
@@ -134,12 +132,11 @@ def lay_side_by_side(nest: loop.NestOp, access: Access, axis: int) -> None:
     steps = dict(zip(order, strides_contiguous([dims[k] for k in order]), strict=True))
     strides = [steps[k] for k in range(len(dims))]
     made = mem.AllocOp.arena(dims, source.type.element_type, source.type.device.data, strides=strides, location=op.location)
-    copy = loop.NestOp.build_nest(dims, [made.result], op.location)
-    at, everywhere = Cursor(copy.block), IndexMap(len(dims), tuple(dim(k) for k in range(len(dims))))
-    value = at.place(loop.LoadOp.new(source, everywhere, copy.indices, location=op.location)).results[0]
-    at.place(loop.StoreOp.new(value, copy.out_args[0], everywhere, copy.indices))
-    if nest.label is not None:
-        copy.properties["label"] = StringAttr(f"{nest.label.data}_side_by_side")
+    label = None if nest.label is None else f"{nest.label.data}_side_by_side"
+    copy = loop.NestOp.build_nest(dims, [made.result], op.location, label)
+    load = loop.LoadOp.new(source, IndexMap.identity(len(dims)), copy.indices, location=op.location)
+    copy.block.add_op(load)
+    copy.store(load.results)
     made.result.name_hint = f"{source.name_hint or 'coefficients'}_side_by_side"
     nest.parent.insert_ops_before([made, copy], nest)
     op.operands = [made.result, *op.operands[1:]]
@@ -160,8 +157,7 @@ def _write_sums(
     """The sums of all windows in one loop, the places along the strip as straight code."""
     sums = strip.sums
     sizes = [e for k, e in enumerate(sums.loop_sizes) if k != strip.inner]
-    new = loop.ReduceOp.build_reduce(sizes, ["sum"] * strip.length, [sums.result_types[0]] * strip.length)
-    new.location = sums.location
+    new = loop.ReduceOp.build_reduce(sizes, ["sum"] * strip.length, [sums.result_types[0]] * strip.length, sums.location)
     inside = Copies(Cursor(new.block), symbols)
     outer = [v for k, v in enumerate(sums.indices) if k != strip.inner]
     terms: list[list[SSAValue]] = [[] for _ in windows]

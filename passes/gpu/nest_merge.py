@@ -7,7 +7,6 @@ loop-fuse leaves them apart on a GPU, where a nest of few rows keeps few program
 
 from __future__ import annotations
 
-from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import SSAValue
 
 from ...dialects import loop, mem
@@ -42,17 +41,15 @@ def joined_nest(first: loop.NestOp, second: loop.NestOp, symbols: RangeEnv) -> l
     touched |= {memory_of(out) for out in first.outs}
     if any(memory_of(out) in touched and not _in_place(out, first, second) for out in second.outs):
         return None
-    made = loop.NestOp.build_nest(first.loop_sizes, [*first.outs, *second.outs])
-    made.location = first.location
-    made.properties["label"] = StringAttr(f"{label_of(first)}_{label_of(second)}")
+    label = f"{label_of(first)}_{label_of(second)}"
+    made = loop.NestOp.build_nest(first.loop_sizes, [*first.outs, *second.outs], first.location, label)
     values: dict[SSAValue, SSAValue] = dict(zip(first.block.args, made.block.args, strict=False))
     at = Cursor(made.block)
     for op in first.block.ops:
         at.place(clone_into(op, values, {}, symbols))
     known = {buffer: values.get(store.value, store.value) for buffer, store in stores.items()}
     inner = [k for k in range(len(second.loop_sizes)) if k not in place]
-    elements = loop.ForOp.build_for([second.loop_sizes[k] for k in inner])
-    elements.location = second.location
+    elements = loop.ForOp.build_for([second.loop_sizes[k] for k in inner], second.location)
     values = dict(zip(second.out_args, made.out_args[len(first.outs) :], strict=True))
     for k, index in enumerate(second.indices):
         values[index] = made.indices[place[k]] if k in place else elements.indices[inner.index(k)]

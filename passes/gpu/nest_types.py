@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from xdsl.dialects.builtin import ComplexType, IndexType, IntegerType, f16, f32, f64, i1, i8, i32, i64
 from xdsl.ir import Attribute
 
 from ...dialects.nd.types import is_float
 from ...dialects.support.float8 import FLOAT8
 from ...errors import StepwellError
-
-if TYPE_CHECKING:
-    pass
-
 
 
 class UnsupportedNest(StepwellError):

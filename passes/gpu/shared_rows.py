@@ -8,9 +8,11 @@ from xdsl.dialects.builtin import Float32Type, Float64Type, f32, i1, i32, i64
 from xdsl.ir import Attribute
 
 from ...dialects.expr import Expr
+from ...dialects.nd.types import element_bytes
+from ..cost.machine.gpu import LINE_BYTES
 from .nest_types import UnsupportedNest
 
-HEADER_WORDS = 16
+HEADER_WORDS = LINE_BYTES // element_bytes(i64)
 """Words in front of the states: the first counts programs, the others keep it in a line of the cache of its own."""
 
 _FULL_BIT = 1 << 32

@@ -27,7 +27,7 @@ from ....passes.analysis.listed_terms import bounds_in_lists
 from ....passes.analysis.needed_terms import Guard, guards_of, needed_terms, solved_for
 from ....passes.analysis.nest_access import Loop, Node
 from ..body import lower_one
-from ..joined_axes import reduce_values
+from ..joined_axes import reduce_all
 
 if TYPE_CHECKING:
     from ..kernel import NestLowering
@@ -205,11 +205,8 @@ def extreme_loaded(s: State, parts: Sequence[tuple[SSAValue, int]], highest: boo
     there, how = s.mask(shape_of(total.type)), arith.MaxSIOp if highest else arith.MinSIOp
     if there is not None:
         total = b.select(there, total, b.int(-most if highest else most, i64))
-    while (shape := shape_of(total.type)) is not None:
-        axis = shape.index(max(shape))
-        (total,) = reduce_values(s, [total], axis, lambda s, x, y: [s.b.elementwise(how, (x[0], y[0]))])
     bound = s.info.new_dim(Range(-most, most))
-    s.dims[bound] = b.resize(total, s.index)
+    s.dims[bound] = b.resize(reduce_all(s, total, how), s.index)
     return bound
 
 

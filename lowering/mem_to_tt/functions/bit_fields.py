@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import BoolAttr, StringAttr, bf16, f16, i8
+from xdsl.dialects.builtin import bf16, f16, i8
 from xdsl.ir import Attribute, SSAValue
 
 from ....dialects.tt.compute import ElementwiseInlineAsmOp, bytes_as_floats
-from ....dialects.tt.types import element_of, int32, like
+from ....dialects.tt.types import element_of, like
 from ....passes.analysis.constants import integer_of
 from ..builder import Builder
 
@@ -56,10 +56,5 @@ def raised(b: Builder, value: SSAValue, element: Attribute) -> tuple[SSAValue, f
     field, (high, more) = bit_field(value), HIGH_BYTES[element]
     if element_of(value.type) != i8 or (element == bf16 and not field.has_no_sign):
         return None
-    properties = {
-        "asm_string": StringAttr(bytes_as_floats(high, field.shift, field.mask)),
-        "constraints": StringAttr("=r,=r,r"),
-        "packed_element": int32(4),
-        "pure": BoolAttr.from_bool(True),
-    }
+    properties = ElementwiseInlineAsmOp.said(bytes_as_floats(high, field.shift, field.mask), "=r,=r,r", 4, pure=True)
     return b.pure(ElementwiseInlineAsmOp, (field.source,), like(value.type, element), properties), more

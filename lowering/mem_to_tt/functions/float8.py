@@ -11,13 +11,14 @@ from typing import Any
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as mlir_math
-from xdsl.dialects.builtin import BoolAttr, DenseIntOrFPElementsAttr, FloatAttr, StringAttr, f32, i8, i32
+from xdsl.dialects.builtin import f32, i8, i32
 from xdsl.ir import Attribute, SSAValue
 
 from ....dialects.support.float8 import FORMATS, f8e4m3fn, f8e5m2, f8e8m0fnu
 from ....dialects.tt import arith as tt_arith
 from ....dialects.tt.compute import BitcastOp, ElementwiseInlineAsmOp, FpToFpOp, four_to_8_bits
-from ....dialects.tt.types import element_of, int32, like
+from ....dialects.tt.types import element_of, like
+from ....passes.analysis.constants import constant_of
 from ...nest.builder import NO_FLAGS, NO_OVERFLOW_FLAGS
 from ..builder import Builder
 
@@ -120,12 +121,7 @@ def _convert(b: Builder, value: SSAValue, dtype: Attribute) -> SSAValue:
 
 def _rounded(b: Builder, value: SSAValue, dtype: Attribute, signed_nan: bool) -> SSAValue:
     """The codes of f32 or their bits, four at a time."""
-    properties = {
-        "asm_string": StringAttr(four_to_8_bits(KINDS[dtype], signed_nan)),
-        "constraints": StringAttr("=r,r,r,r,r"),
-        "packed_element": int32(4),
-        "pure": BoolAttr.from_bool(True),
-    }
+    properties = ElementwiseInlineAsmOp.said(four_to_8_bits(KINDS[dtype], signed_nan), "=r,r,r,r,r", 4, pure=True)
     bits = _Words(b).bits(value) if element_of(value.type) == f32 else value
     return b.pure(ElementwiseInlineAsmOp, (bits,), like(bits.type, i8), properties)
 
@@ -135,21 +131,11 @@ def _clamped(value: SSAValue) -> tuple[SSAValue, float]:
     inner, limits = value, {}
     for _ in range(2):
         owner = inner.owner
-        if isinstance(owner, (arith.MinimumfOp, arith.MaximumfOp)) and (limit := _number(owner.rhs)) is not None:
+        if isinstance(owner, (arith.MinimumfOp, arith.MaximumfOp)) and (limit := constant_of(owner.rhs)) is not None:
             limits[type(owner)] = limit
             inner = owner.lhs
     high, low = limits.get(arith.MinimumfOp), limits.get(arith.MaximumfOp)
     return (inner, high) if high is not None and low == -high and high >= 0 else (value, math.inf)
-
-
-def _number(value: SSAValue) -> float | None:
-    """The constant that a value is, in each of its elements."""
-    owner = value.owner
-    if not isinstance(owner, arith.ConstantOp):
-        return None
-    attr = owner.value
-    first = attr.get_values()[0] if isinstance(attr, DenseIntOrFPElementsAttr) else attr.value.data if isinstance(attr, FloatAttr) else None
-    return first if isinstance(first, float) else None
 
 
 def _round(b: Builder, value: SSAValue, dtype: Attribute) -> SSAValue:

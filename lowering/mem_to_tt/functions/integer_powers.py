@@ -6,12 +6,13 @@ All elements of a tile go on until the one with the longest exponent is done: th
 from __future__ import annotations
 
 from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import IntegerAttr, i32
+from xdsl.dialects.builtin import i32
 from xdsl.ir import Block, Operation, Region, SSAValue
 
 from ....dialects.tt.arith import ExtUIOp
 from ....dialects.tt.types import element_of, shape_of
-from ..joined_axes import reduce_values
+from ....passes.analysis.constants import integer_of
+from ..joined_axes import reduce_all
 from ..state import State
 
 
@@ -21,7 +22,7 @@ def integer_power(s: State, op: Operation) -> None:
     base, exponent = b.together(s.get(op.operands[0]), s.get(op.operands[1]))
     element = element_of(base.type)
     zero, one, minus = (b.constant(n, element) for n in (0, 1, -1))
-    known = _number(s.get(op.operands[1]))
+    known = integer_of(s.get(op.operands[1]))
     if known is not None and known >= 0:
         s.values[op.results[0]] = _unrolled(s, base, known)
         return
@@ -30,11 +31,6 @@ def integer_power(s: State, op: Operation) -> None:
     odd = b.cmpi("ne", b.elementwise(arith.AndIOp, (exponent, one)), zero)
     inverse = b.select(b.cmpi("eq", base, minus), b.select(odd, minus, one), b.select(b.cmpi("eq", base, one), one, zero))
     s.values[op.results[0]] = b.select(negative, inverse, power)
-
-
-def _number(value: SSAValue) -> int | None:
-    owner = value.owner
-    return owner.value.value.data if isinstance(owner, arith.ConstantOp) and isinstance(owner.value, IntegerAttr) else None
 
 
 def _unrolled(s: State, base: SSAValue, exponent: int) -> SSAValue:
@@ -75,7 +71,5 @@ def _any_bit(s: State, value: SSAValue) -> SSAValue:
     left = b.cmpi("ne", value, b.constant(0, element_of(value.type)))
     if shape_of(value.type) is None:
         return left
-    left = b.cast(ExtUIOp, left, i32)  # the hardware moves words, not bits
-    while (shape := shape_of(left.type)) is not None:
-        (left,) = reduce_values(s, [left], len(shape) - 1, lambda s, x, y: [s.b.elementwise(arith.OrIOp, (x[0], y[0]))])
-    return b.cmpi("ne", left, b.int(0))
+    words = b.cast(ExtUIOp, left, i32)  # the hardware moves words, not bits
+    return b.cmpi("ne", reduce_all(s, words, arith.OrIOp), b.int(0))

@@ -6,7 +6,7 @@ Number k of a stream is word k mod 4 of block k div 4; `randn` takes a pair of w
 from __future__ import annotations
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import IntegerAttr, i32, i64
+from xdsl.dialects.builtin import i32, i64
 from xdsl.ir import Operation, SSAValue
 
 from ....dialects import loop
@@ -15,6 +15,7 @@ from ....dialects.support.philox import KEY_STEPS, MULTIPLIERS, ROUNDS
 from ....dialects.tt import arith as tt_arith
 from ....dialects.tt.compute import MulhiUIOp, PreciseSqrtOp
 from ....dialects.tt.types import shape_of
+from ....passes.analysis.constants import integer_of
 from ...nest.random_numbers import normal, uniform
 from ..state import State
 
@@ -76,11 +77,8 @@ def _along_axis(s: State, offset: SSAValue) -> tuple[SSAValue, SSAValue, SSAValu
 
 
 def _is_multiple_of_four(value: SSAValue) -> bool:
-    masked = value.owner
-    if not isinstance(masked, arith.AndIOp) or not isinstance(masked.rhs.owner, arith.ConstantOp):
-        return False
-    mask = masked.rhs.owner.value
-    return isinstance(mask, IntegerAttr) and mask.value.data % 4 == 0
+    mask = integer_of(value.owner.rhs) if isinstance(value.owner, arith.AndIOp) else None
+    return mask is not None and mask % 4 == 0
 
 
 def _bit(s: State, value: SSAValue, n: int) -> SSAValue:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from xdsl.dialects import scf
 from xdsl.dialects.builtin import StringAttr
-from xdsl.ir import Block, SSAValue
+from xdsl.ir import Block, Region, SSAValue
 
 from ....dialects.tt.structure import AssertOp
 from ....dialects.tt.types import shape_of
@@ -22,6 +26,17 @@ class Checks:
         waiting = self._waiting.setdefault(self.b.blocks[-1][0], {})
         key = message, shape_of(condition.type)
         waiting[key] = self.b.both(waiting.get(key), condition)  # pyright: ignore[reportArgumentType]
+
+    @contextmanager
+    def only_if(self, condition: SSAValue) -> Iterator[None]:
+        """What is built meanwhile, and its checks, run where a condition of the whole program holds."""
+        region = Block()
+        self.b.open(region)
+        yield
+        self.place()
+        self.b.place(scf.YieldOp.create())
+        self.b.close()
+        self.b.place(scf.IfOp.create(operands=[condition], regions=[Region(region), Region(Block([scf.YieldOp.create()]))]))
 
     def place(self) -> None:
         """Write the checks of the block that is open."""

@@ -11,20 +11,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xdsl.dialects import arith, scf
-from xdsl.dialects.builtin import BoolAttr, i64
-from xdsl.ir import Block, Region, SSAValue
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import i64
+from xdsl.ir import SSAValue
 
 from ....dialects.expr import Expr, ceildiv, product
-from ....dialects.tt.compute import ScanOp, ScanReturnOp
 from ....dialects.tt.memory import LoadOp
-from ....dialects.tt.types import int32
 from ....passes.gpu.nest_types import UnsupportedNest
 from ....passes.gpu.tiles.product_nests import SortedRows
 from ....passes.gpu.tiles.tile import power_of_two
 from ....passes.loop.transform.loop_rewrite import needed, used_by
-from ..joined_axes import Values, reduce_values
-from ..state import State
+from ...nest.builder import NO_OVERFLOW_FLAGS
+from ..joined_axes import Values, pairwise, reduce_values, scan_axis
+from ..state import State, go_on
 
 if TYPE_CHECKING:
     from ..kernel import NestLowering
@@ -46,19 +45,11 @@ def lower_by_group(kernel: NestLowering, found: SortedRows, axis: int, at: SSAVa
         raise UnsupportedNest("schedule: with dot the number of a row's group is nothing but the index of its matrix")
     kernel.lower_body(block, [op for op in block.ops if op not in shared])
     group, begin, end = _group_of(s, found, axis, at)
-    region = Block()
-    b.open(region)
-    flat = b.add(begin, s.lane(axis))
-    s.axes[axis].mask = b.cmpi("slt", flat, end)
-    s.decode_block(axis, begin, flat, found.side)
-    s.blocks[axis] = begin, product(one.size for one in found.side), found.side
-    s.dims[found.picked], s.values[bound], s.copy_out = group, group, None  # a block has rows that are not stored
-    kernel.lower_body(block, counting)
-    s.checks.place()
-    b.place(scf.YieldOp.create())
-    b.close()
-    rows = b.cmpi("slt", begin, end)
-    b.place(scf.IfOp.create(operands=[rows], result_types=[], regions=[Region(region), Region(Block([scf.YieldOp.create()]))]))
+    with s.checks.only_if(b.cmpi("slt", begin, end)):
+        go_on(s, axis, begin, product(one.size for one in found.side), found.side, whole=True)
+        s.axes[axis].mask = b.cmpi("slt", b.add(begin, s.lane(axis)), end)
+        s.dims[found.picked], s.values[bound], s.copy_out = group, group, None  # a block has rows that are not stored
+        kernel.lower_body(block, counting)
 
 
 def _group_of(s: State, found: SortedRows, axis: int, at: SSAValue) -> Values:
@@ -68,17 +59,17 @@ def _group_of(s: State, found: SortedRows, axis: int, at: SSAValue) -> Values:
     begin = b.select(b.cmpi("eq", lane, zero), zero, _end(s, found, b.sub(lane, b.int(1, s.index))))
     rows, last_one = s.number(product(one.size for one in found.side)), s.number(found.count - 1)
     end = b.select(b.cmpi("slt", lane, last_one), _end(s, found, lane), rows)
-    there = b.cmpi("sle", lane, last_one)
+    there, added = b.cmpi("sle", lane, last_one), pairwise(arith.AddiOp, NO_OVERFLOW_FLAGS)
     many = b.elementwise(arith.DivSIOp, (b.add(b.max(b.sub(end, begin), zero), b.int(size - 1, s.index)), b.int(size, s.index)))
     many = b.select(there, many, zero)
-    behind = _running(s, many, axis)
+    (behind,) = scan_axis(s, [many], axis, added)
     first = b.sub(behind, many)
     own = b.both(b.cmpi("sle", first, at), b.cmpi("slt", at, behind))
     assert own is not None
     start = b.add(begin, b.mul(b.sub(at, first), b.int(size, s.index)))
     picked = [b.select(own, value, zero) for value in (lane, start, end)]
     for k in (axis, 0):
-        picked = reduce_values(s, picked, k, _added)
+        picked = reduce_values(s, picked, k, added)
     return picked
 
 
@@ -92,19 +83,3 @@ def _end(s: State, found: SortedRows, group: SSAValue) -> SSAValue:
     del s.dims[d]
     rows = b.resize(s.number(product(one.size for one in found.side)), i64)
     return b.resize(b.min(b.max(end, b.int(0, i64)), rows), s.index)
-
-
-def _running(s: State, value: SSAValue, axis: int) -> SSAValue:
-    """Running sums along an axis."""
-    b = s.b
-    block = Block(arg_types=[s.index] * 2)
-    b.enter_region(block)
-    b.place(ScanReturnOp.create(operands=_added(s, [block.args[0]], [block.args[1]])))
-    b.leave_region()
-    properties = {"axis": int32(axis), "reverse": BoolAttr.from_bool(False)}
-    made = ScanOp.create(operands=[value], result_types=[value.type], properties=properties, regions=[Region(block)])
-    return b.place(made).results[0]
-
-
-def _added(s: State, x: Values, y: Values) -> Values:
-    return [s.b.add(one, other) for one, other in zip(x, y, strict=True)]

@@ -29,6 +29,7 @@ from ....passes.gpu.tiles.rules import (
 )
 from ....passes.gpu.tiles.tile import MAX_STRAIGHT_OPS, MAX_UNROLLED_TRIPS, Tile
 from ..carried.term_bounds import bounded
+from ..state import go_on
 
 if TYPE_CHECKING:
     from ..exchange import Group
@@ -206,12 +207,9 @@ class Loops:
         else:
             limit = s.number(total)
 
-            def step(at: SSAValue, now: Sequence[SSAValue], ragged: bool) -> list[SSAValue]:
+            def step(at: SSAValue, now: Sequence[SSAValue], whole: bool = False) -> list[SSAValue]:
                 self.block_start = at
-                flat = b.add(at, s.lane(axis))
-                s.axes[axis].mask = b.cmpi("slt", flat, limit) if ragged else None
-                s.decode_block(axis, at, flat, node.loops)
-                s.blocks[axis] = at, total, node.loops
+                go_on(s, axis, at, total, node.loops, whole)
                 return body(now, s.axes[axis].mask)
 
             s.lane(axis)
@@ -222,8 +220,8 @@ class Loops:
             if start and ragged and costly and all(size == 1 for _, size in self.tile.axes):
                 # what is reduced under a mask takes three times the instructions: only the last block has one
                 begin = b.mul(b.elementwise(arith.DivSIOp, (limit, b.int(block, s.index))), b.int(block, s.index))
-                state = self.repeat(node, begin, block, start, lambda at, now: step(at, now, False))
-            state = self.repeat(node, limit, block, state, lambda at, now: step(at, now, ragged), begin)
+                state = self.repeat(node, begin, block, start, lambda at, now: step(at, now, True))
+            state = self.repeat(node, limit, block, state, step, begin)
         s.inner, s.spread = False, outside
         s.axes[axis].mask = None
         s.blocks.pop(axis, None)
@@ -287,21 +285,16 @@ class Loops:
         number = s.number(part)
         inside = b.both(b.cmpi("sge", number, b.int(first, s.index)), b.cmpi("slt", number, b.int(first + count, s.index)))
         assert inside is not None
-        region = Block()
-        b.open(region)
-        start = (part - first) * block
-        trips = product(one.size for one in node.loops)
-        if (trips.value or 0) % block:
-            s.axes[axis].mask = b.cmpi("slt", b.add(s.number(start), s.lane(axis)), s.number(trips))
-        around = s.fixed
-        s.fixed = {**around, **self._in_block(start, 0, node.loops)}
-        body([], s.axes[axis].mask)
-        s.fixed = around
-        s.axes[axis].mask = None
-        s.checks.place()
-        b.place(scf.YieldOp.create())
-        b.close()
-        b.place(scf.IfOp.create(operands=[inside], regions=[Region(region), Region(Block([scf.YieldOp.create()]))]))
+        with s.checks.only_if(inside):
+            start = (part - first) * block
+            trips = product(one.size for one in node.loops)
+            if (trips.value or 0) % block:
+                s.axes[axis].mask = b.cmpi("slt", b.add(s.number(start), s.lane(axis)), s.number(trips))
+            around = s.fixed
+            s.fixed = {**around, **self._in_block(start, 0, node.loops)}
+            body([], s.axes[axis].mask)
+            s.fixed = around
+            s.axes[axis].mask = None
 
 
 def _written_in_place(node: Node) -> set[SSAValue]:

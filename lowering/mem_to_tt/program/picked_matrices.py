@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from xdsl.dialects import arith, scf
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import i32
-from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.ir import SSAValue
 
 from ....dialects.expr import Dim
 from ....dialects.nd.types import I32_MAX
@@ -22,8 +22,7 @@ from ....dialects.tt.types import shape_of
 from ....passes.gpu.nest_types import UnsupportedNest
 from ....passes.gpu.tiles.product_nests import Side
 from ....passes.loop.transform.loop_rewrite import needed
-from ..joined_axes import Values, reduce_values
-from ..state import State
+from ..joined_axes import reduce_all
 
 if TYPE_CHECKING:
     from ..kernel import NestLowering
@@ -42,33 +41,19 @@ def lower_by_matrix(kernel: NestLowering, picked: Dim, side: Side) -> None:
     if shape_of(of_rows.type) is None:
         raise UnsupportedNest("schedule: with dot rows that pick their matrix are more than one")
     first, last = (
-        _of_all(s, of_rows if rows is None else b.select(rows, of_rows, b.int(none, s.index)), axis, how)
+        reduce_all(s, of_rows if rows is None else b.select(rows, of_rows, b.int(none, s.index)), how)
         for none, how in ((I32_MAX, arith.MinSIOp), (-1, arith.MaxSIOp))
     )
 
     def step(at: SSAValue, _: Sequence[SSAValue]) -> list[SSAValue]:
         own = b.both(b.cmpi("eq", of_rows, at), rows)
         assert own is not None
-        some = b.cmpi("ne", _of_all(s, b.resize(own, i32), axis, arith.OrIOp), b.int(0))
-        region = Block()
-        b.open(region)
-        s.axes[axis].mask, s.dims[picked], s.values[index] = own, at, at
-        kernel.lower_body(block, before)
-        s.checks.place()
-        b.place(scf.YieldOp.create())
-        b.close()
-        b.place(scf.IfOp.create(operands=[some], result_types=[], regions=[Region(region), Region(Block([scf.YieldOp.create()]))]))
+        some = b.cmpi("ne", reduce_all(s, b.resize(own, i32), arith.OrIOp), b.int(0))
+        with s.checks.only_if(some):
+            s.axes[axis].mask, s.dims[picked], s.values[index] = own, at, at
+            kernel.lower_body(block, before)
         return []
 
     s.copy_out = None  # a block has rows that are not stored
     kernel.repeat(s.info.root, b.add(last, b.int(1, s.index)), 1, [], step, first)
     s.axes[axis].mask, s.dims[picked], s.copy_out = rows, of_rows, copy_out
-
-
-def _of_all(s: State, value: SSAValue, axis: int, how: type[Operation]) -> SSAValue:
-    """One number of those that vary along an axis of two."""
-
-    def combine(s: State, a: Values, b: Values) -> Values:
-        return [s.b.elementwise(how, (a[0], b[0]))]
-
-    return reduce_values(s, reduce_values(s, [value], axis, combine), 0, combine)[0]

@@ -20,7 +20,7 @@ from ....dialects.tt.types import shape_of
 from ...nest.builder import NO_FLAGS
 from ..builder import Builder
 from ..early_loads import INVARIANT_REGISTERS
-from ..joined_axes import reduce_axis
+from ..joined_axes import pairwise, reduce_axis
 
 if TYPE_CHECKING:
     from ..products import Factor
@@ -61,7 +61,4 @@ class RowSum:
 
     def _added(self, value: SSAValue) -> SSAValue:
         """The terms of a block added up."""
-        (found,) = reduce_axis(
-            self.side, [value], self.side.terms, lambda s, x, y: [s.b.elementwise(arith.AddfOp, (x[0], y[0]), NO_FLAGS)]
-        )
-        return found
+        return reduce_axis(self.side, [value], self.side.terms, pairwise(arith.AddfOp, NO_FLAGS))[0]

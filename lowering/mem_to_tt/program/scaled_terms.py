@@ -22,7 +22,7 @@ from ....passes.gpu.nest_types import UnsupportedNest
 from ....passes.gpu.tiles.product_nests import HALVES, exact_types
 from ...nest.builder import NO_FLAGS
 from ..builder import Builder
-from ..joined_axes import reduce_axis
+from ..joined_axes import pairwise, reduce_axis
 from ..state import State
 
 if TYPE_CHECKING:
@@ -93,14 +93,10 @@ def with_offsets(s: State, parts: Sequence[BlockSums]) -> list[SSAValue]:
     for axis in (0, 1):
         found = [(k, part.offset, part.terms) for k, part in enumerate(parts) if part.axis == axis]
         waiting = [(k, offset, terms) for k, offset, terms in found if offset is not None and terms is not None]
-        added = reduce_axis(s, [terms for _, _, terms in waiting], axis, _add) if waiting else []
+        added = reduce_axis(s, [terms for _, _, terms in waiting], axis, pairwise(arith.AddfOp, NO_FLAGS)) if waiting else []
         for (k, offset, _), rows in zip(waiting, added, strict=True):
             sums[k] = _added(s.b, sums[k], rows, offset)
     return sums
-
-
-def _add(s: State, x: list[SSAValue], y: list[SSAValue]) -> list[SSAValue]:
-    return [s.b.elementwise(arith.AddfOp, pair, NO_FLAGS) for pair in zip(x, y, strict=True)]
 
 
 def _added(b: Builder, total: SSAValue, x: SSAValue, scale: SSAValue) -> SSAValue:

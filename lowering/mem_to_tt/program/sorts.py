@@ -19,7 +19,7 @@ from ....dialects.tt.shape import ReshapeOp
 from ....dialects.tt.types import element_of, shape_of
 from ....passes.analysis.nest_access import Node
 from ....passes.gpu.nest_types import UnsupportedNest
-from ..joined_axes import reduce_axis
+from ..joined_axes import pairwise, reduce_axis
 from ..state import State
 
 if TYPE_CHECKING:
@@ -128,10 +128,6 @@ def _partner(s: State, value: SSAValue, axis: int, step: int) -> SSAValue:
     assert shape is not None
     pairs = (*shape[:axis], shape[axis] // (2 * step), 2, step, *shape[axis + 1 :])
     apart = s.b.place(ReshapeOp.make(value, pairs)).results[0]
-    (both,) = reduce_axis(s, [apart], axis + 1, _xor, exact=True)
+    (both,) = reduce_axis(s, [apart], axis + 1, pairwise(arith.XOrIOp), exact=True)
     other = s.b.elementwise(arith.XOrIOp, (both, apart))
     return s.b.place(ReshapeOp.make(other, shape)).results[0]
-
-
-def _xor(s: State, first: list[SSAValue], second: list[SSAValue]) -> list[SSAValue]:
-    return [s.b.elementwise(arith.XOrIOp, pair) for pair in zip(first, second, strict=True)]

@@ -22,7 +22,6 @@ from xdsl.ir import Block, Operation, SSAValue
 from ....dialects import loop
 from ....dialects.expr import ONE, Expr, free_dims, product
 from ....dialects.expr.ranges import RangeEnv
-from ....dialects.loop.ops import kinds_attr
 from ....dialects.support.replace import erase_op
 from ...analysis.nest_access import NestAccess
 from ...analysis.reduction_kinds import Cursor
@@ -131,7 +130,7 @@ class _Reader:
             raise Refused("a product reads more than one row for each of its own")
         if not is_all_of_row([place[index] for place in different], dict(zip(old.indices, old.loop_sizes, strict=True)), self._size):
             raise Refused("the terms of a product are not those of a row")
-        sums = [self._sum(old, op, value, different) for op in self.found.sums for value in _yields(op)]
+        sums = [self._sum(old, op, value, different) for op in self.found.sums for value in op.yielded]
         for load, place in zip(self.loads, places, strict=True):
             load.result.replace_all_uses_with(self._factor(load, place))
             erase_op(load)
@@ -147,7 +146,7 @@ class _Reader:
     def _scaled(self, old: loop.ReduceOp) -> list[int]:
         """Which sums of a reduction are of products by the rows."""
         rows = {load.result for load in self.loads}
-        values = _yields(old)
+        values = old.yielded
         found = [k for k, v in enumerate(values) if not rows.isdisjoint(v.owner.operands if isinstance(v.owner, Operation) else ())]
         users = {use.operation for row in rows for use in row.uses}
         terms = {values[k].owner for k in found}
@@ -217,17 +216,9 @@ class _Reader:
 
     def _with_sums(self, old: loop.ReduceOp, sums: Sequence[SSAValue]) -> loop.ReduceOp:
         """The reduction with more sums."""
-        last = old.block.last_op
-        assert last is not None
-        last.operands = [*last.operands, *sums]
-        kinds, types = [*old.kind_names, *(["sum"] * len(sums))], [*(r.type for r in old.results), *([f32] * len(sums))]
-        made = loop.ReduceOp.create(
-            result_types=types, properties={**old.properties, "kinds": kinds_attr(kinds)}, attributes=old.attributes,
-            regions=[old.detach_region(old.regions[0])], location=old.location,
-        )  # fmt: skip
-        self.nest.block.insert_op_before(made, old)
-        for before, after in zip(old.results, made.results, strict=False):
-            before.replace_all_uses_with(after)
+        kinds, types = [*old.kind_names, *(["sum"] * len(sums))], [*old.result_types, *([f32] * len(sums))]
+        made = old.yielding(kinds, types, [*old.yielded, *sums])
+        loop.take_uses(old.results, made.results[: len(old.results)])
         erase_op(old)
         return made
 
@@ -286,11 +277,6 @@ def _load_once(block: Block) -> None:
         if first is not op:
             op.result.replace_all_uses_with(first.result)
             erase_op(op)
-
-
-def _yields(op: loop.ReduceOp) -> list[SSAValue]:
-    assert op.block.last_op is not None
-    return list(op.block.last_op.operands)
 
 
 def _key(place: Place) -> tuple[Expr, tuple[SSAValue, ...]]:

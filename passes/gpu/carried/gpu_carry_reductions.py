@@ -32,7 +32,7 @@ from ...analysis.nest_info import is_in_place
 from ...analysis.reduction_kinds import Cursor, identity
 from ...analysis.symbols import symbol_facts, symbol_hints
 from ...cost.machine import Gpu, machine_of
-from ...loop.transform.loop_rewrite import Place, Values, clone_into, index_op, needed, used_by
+from ...loop.transform.loop_rewrite import Place, Values, clone_into, drop_unused, index_op, needed, used_by
 from ...loop.transform.nest_transform import Refused
 from ...loop.transform.split_loop import SplitLoop, only_where
 from ...manager.pass_manager import Pass
@@ -301,8 +301,8 @@ class _Carrying:
         at = Cursor(self.made.block)
         outside = [self._outside(one, at) for one in self.found]
         kinds = [kind for one in self.found for kind in one.op.kind_names]
-        reduce = loop.ReduceOp.build_reduce([as_expr(length)], kinds, [r.type for one in self.found for r in one.op.results])
-        reduce.location = self.found[0].op.location
+        types = [r.type for one in self.found for r in one.op.results]
+        reduce = loop.ReduceOp.build_reduce([as_expr(length)], kinds, types, self.found[0].op.location)
         self._fill(reduce, length, size if not whole else None, values, outside)
         at.place(reduce)
         results = iter(reduce.results)
@@ -382,7 +382,7 @@ class _Carrying:
             loop.take_uses(one.op.results, merged)
             erase_op(one.op)
         for reader in self.copies.values():
-            _drop_unused(reader)
+            drop_unused(reader.block.ops)
 
     def prices(self) -> tuple[float, float]:
         """Seconds of all the kernels as they were, and as they would be."""
@@ -423,9 +423,3 @@ def _copy(nest: loop.NestOp) -> loop.NestOp:
     assert nest.parent is not None
     nest.parent.insert_op_after(copy, nest)
     return copy
-
-
-def _drop_unused(nest: loop.NestOp) -> None:
-    for op in reversed(list(nest.block.ops)):
-        if op.results and not op.regions and not isinstance(op, loop.BoundOp) and not any(True for r in op.results for _ in r.uses):
-            erase_op(op)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr, i64
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, i64
 from xdsl.ir import Operation, SSAValue
 
 from ....dialects import loop
@@ -73,15 +73,12 @@ def _check_before(nest: loop.NestOp, bound: loop.BoundOp, symbols: RangeEnv) -> 
     assert isinstance(first, TensorType) and nest.parent is not None
     sizes = [nest.loop_sizes[k] for k in places]
     empty = loop.EmptyOp.create(result_types=[TensorType.get(sizes, i64, first.device.data)])
-    made = loop.NestOp.build_nest(sizes, [empty.result], nest.location)
-    made.properties["label"] = StringAttr(f"{label_of(nest)}_indices")
+    made = loop.NestOp.build_nest(sizes, [empty.result], nest.location, f"{label_of(nest)}_indices")
     at = Cursor(made.block)
     values: dict[SSAValue, SSAValue] = {nest.indices[k]: made.indices[n] for n, k in enumerate(places)}
     for op in (*ops, bound):
         at.place(clone_into(op, values, {}, symbols))
-    number = at.place(loop.IndexOp.new(dim(0), [values[bound.result]], i64)).results[0]
-    identity = IndexMap.identity(len(places))
-    at.place(loop.StoreOp.new(number, made.out_args[0], identity, list(made.indices)))
+    made.store(at.place(loop.IndexOp.new(dim(0), [values[bound.result]], i64)).results)
     for op in (empty, made):
         nest.parent.insert_op_before(op, nest)
     _read_checked(nest, bound, made.results[0], places)

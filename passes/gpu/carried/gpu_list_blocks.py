@@ -17,14 +17,13 @@ from itertools import product as tuples
 
 from xdsl.context import Context
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import ModuleOp, StringAttr, UnitAttr, i1, i32, i64
+from xdsl.dialects.builtin import ModuleOp, UnitAttr, i1, i32, i64
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from ....dialects import loop, mem
 from ....dialects.expr import ONE, ZERO, Add, Expr, IndexMap, as_expr, ceildiv, dim, dims_subs, exact_quotient, floordiv, free_dims
 from ....dialects.expr.ranges import RangeEnv, simplify
 from ....dialects.machine import has_fixed_order
-from ....dialects.support.replace import erase_op
 from ...analysis.dependences import memory_of
 from ...analysis.listed_terms import LISTED, block_of, decided
 from ...analysis.needed_terms import guards_by_kind
@@ -32,6 +31,7 @@ from ...analysis.nest_access import NestAccess
 from ...analysis.reduction_kinds import Cursor
 from ...analysis.symbols import symbol_facts
 from ...cost.machine import Gpu, machine_of
+from ...loop.transform.loop_rewrite import compact, drop_unused
 from ...loop.transform.nest_transform import Refused
 from ...manager.pass_manager import Pass
 from ..tiles.tile import MIN_DOT_SIDE
@@ -223,18 +223,12 @@ class _Lists:
 
     def _nest(self, label: str, sizes: Sequence[Expr], outs: Sequence[SSAValue], body: _Body) -> None:
         """A nest that stores sums over as many iterations as its last loop has."""
-        nest = loop.NestOp.build_nest(sizes, outs, self.nest.location)
-        nest.properties["label"] = StringAttr(label)
-        made = loop.ReduceOp.build_reduce([sizes[-1]], ["sum"] * len(outs), [i32] * len(outs))
-        made.location = self.nest.location
+        nest = loop.NestOp.build_nest(sizes, outs, self.nest.location, label)
+        made = loop.ReduceOp.build_reduce([sizes[-1]], ["sum"] * len(outs), [i32] * len(outs), self.nest.location)
         nest.block.add_op(made)
         at = Cursor(made.block)
         at.place(loop.YieldOp.create(operands=body(at, nest, made.indices[0])))
-        for out, value in zip(nest.out_args, made.results, strict=True):
-            here = IndexMap(len(sizes), tuple(dim(k) for k in range(len(sizes))))
-            store = loop.StoreOp.new(value, out, here, list(nest.indices))
-            store.location = self.nest.location
-            nest.block.add_op(store)
+        nest.store(made.results)
         self.before.place(nest)
 
     def _memory(self, sizes: Sequence[Expr], name: str) -> SSAValue:
@@ -275,9 +269,7 @@ class _Lists:
             assert isinstance(root.owner, Operation)
             made = _asked(Cursor(self.reduce.block, root.owner), root, bool(self.hidden[root]), classes, hits)
             root.replace_all_uses_with(made)
-        for op in reversed(list(self.reduce.block.ops)):
-            if op.results and not op.regions and not any(r.uses for r in op.results):
-                erase_op(op)
+        drop_unused(self.reduce.block.ops)
 
 
 _Body = Callable[[Cursor, loop.NestOp, SSAValue], list[SSAValue]]
@@ -288,16 +280,14 @@ def _asked(
     at: Cursor, root: SSAValue, nowhere: bool, classes: Sequence[list[dict[SSAValue, bool]]], hits: Sequence[SSAValue]
 ) -> SSAValue:
     """A condition by which list has a block: where none has, it is `nowhere`."""
-    found: SSAValue | None = None
+    seen: list[SSAValue] = []
     for some, hit in zip(classes, hits, strict=True):
         inside = _with_tables(at, root, some[0])
-        if inside is nowhere:
-            continue
         if not isinstance(inside, bool):
-            inside = _inverted(at, inside) if nowhere else inside
-            hit = at.emit(arith.AndIOp, (hit, inside), i1)
-        found = hit if found is None else at.emit(arith.OrIOp, (found, hit), i1)
-    assert found is not None
+            hit = at.every((hit, _inverted(at, inside) if nowhere else inside))
+        if inside is not nowhere:
+            seen.append(hit)
+    found = at.some(seen)
     return _inverted(at, found) if nowhere else found
 
 
@@ -318,16 +308,9 @@ def _with_tables(at: Cursor, value: SSAValue, known: Mapping[SSAValue, bool]) ->
 
 def _is_one_of(at: Cursor, some: Sequence[Mapping[SSAValue, bool]], loaded: Mapping[SSAValue, SSAValue]) -> SSAValue:
     """Whether what tables say of a block is one of these."""
-    found: SSAValue | None = None
-    for known in some:
-        every: SSAValue | None = None
-        for table, holds in known.items():
-            one = loaded[table] if holds else _inverted(at, loaded[table])
-            every = one if every is None else at.emit(arith.AndIOp, (every, one), i1)
-        assert every is not None
-        found = every if found is None else at.emit(arith.OrIOp, (found, every), i1)
-    assert found is not None
-    return found
+    return at.some(
+        at.every(loaded[table] if holds else _inverted(at, loaded[table]) for table, holds in known.items()) for known in some
+    )
 
 
 def _leaves(value: SSAValue) -> set[SSAValue]:
@@ -358,7 +341,4 @@ def _number(at: Cursor, index: SSAValue, e: Expr | None = None) -> SSAValue:
 
 def _load(at: Cursor, source: SSAValue, places: Sequence[Expr], operands: Sequence[SSAValue]) -> SSAValue:
     """What lies at these places, which are expressions in some of the operands."""
-    used = sorted({d.index for e in places for d in free_dims(e)})
-    numbers = [dim(used.index(k)) if k in used else ZERO for k in range(len(operands))]
-    indices = IndexMap(len(used), tuple(dims_subs(e, numbers) for e in places))
-    return at.place(loop.LoadOp.new(source, indices, [operands[k] for k in used])).results[0]
+    return at.place(loop.LoadOp.new(source, *compact(places, operands))).results[0]

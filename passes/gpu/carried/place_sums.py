@@ -45,10 +45,8 @@ def place_sums(one: Placing, symbols: RangeEnv, columns: int, sizes: Sizes, gpu:
     if not count or not _are_cheaper(count, columns, sizes(product(one.loops.values())), gpu):
         return None
     loops = [index for index in kept if one.loops[index] is not ONE]
-    nest = loop.NestOp.build_nest([one.loops[index] for index in loops], zeros.outs, one.nest.location)
-    nest.properties.update({k: v for k, v in one.nest.properties.items() if k == "label"})
-    reduce = loop.ReduceOp.build_reduce([one.loops[last]], ["sum"] * count, [f32] * count)
-    reduce.location = one.nest.location
+    nest = loop.NestOp.build_nest([one.loops[index] for index in loops], zeros.outs, one.nest.location, one.nest.label)
+    reduce = loop.ReduceOp.build_reduce([one.loops[last]], ["sum"] * count, [f32] * count, one.nest.location)
     nest.block.add_op(reduce)
     values: dict[SSAValue, SSAValue] = dict(zip((*loops, last), (*nest.indices, *reduce.indices), strict=True))
     for before, after in values.items():

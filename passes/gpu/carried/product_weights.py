@@ -14,19 +14,19 @@ it is, with its roundings. The backward pass of attention is three such readers,
 from __future__ import annotations
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import i1
 from xdsl.ir import Block, Operation, SSAValue
 
 from ....dialects import loop
-from ....dialects.expr import Dim, dim, free_dims, product
+from ....dialects.expr import Dim, free_dims, product
 from ....dialects.expr.ranges import RangeEnv
 from ....dialects.nd.types import tensor_type
 from ....dialects.support.replace import erase_op
+from ...analysis.nest_access import NestAccess
 from ...analysis.reduction_kinds import Cursor
 from ...cost.contraction_price import MAX_JOINED_COLUMNS, MAX_WEIGHED_ELEMENTS
 from ...cost.machine import Gpu, machine_of
 from ...loop.fusion.placement import final_store, places_at
-from ...loop.transform.loop_rewrite import INDEX, index_op, needed
+from ...loop.transform.loop_rewrite import needed
 from ...loop.transform.nest_transform import Refused
 from ..tiles.ordered import unit_of
 from ..tiles.summed_products import summed_product
@@ -35,7 +35,7 @@ from ..tiles.weighed_products import as_weighed
 from .place_sums import place_sums
 from .placed_weights import Placing, is_placing, place_weights, placing
 from .separate_sums import separable_sums, separate_sums
-from .term_writer import TermWriter, product_of
+from .term_writer import TermWriter, product_of, store_once
 
 
 def stored_weights(nest: loop.NestOp) -> list[loop.NestOp]:
@@ -48,7 +48,20 @@ def stored_weights(nest: loop.NestOp) -> list[loop.NestOp]:
     return [op for op in nest.parent.ops if isinstance(op, loop.NestOp) and op in readers] if nest.parent is not None else []
 
 
-NO_UNIT = "no unit would add up all its products in an order of their own"
+def check_weighed(nest: loop.NestOp, symbols: RangeEnv, columns: int, in_order: Gpu | None, may_be_sums: bool = False) -> NestAccess:
+    """The analysis of a nest that has become a product of weights by rows of so many columns at most; Refused where it is none. `in_order`:
+    see `carry_weights`. `may_be_sums`: it may add up weights that are products instead."""
+    info, found = as_weighed(nest, symbols)
+    if found is None and may_be_sums and in_order is None and summed_product(info) is not None:
+        return info
+    if found is None:
+        raise Refused("a nest would be no product of weights, which vary along one of its loops, by rows along another")
+    if in_order is not None and not unit_of(info, in_order):
+        raise Refused("no unit would add up all its products in an order of their own")
+    size = found.columns.size.value
+    if size is not None and size > columns:
+        raise Refused(f"{size} columns, the most are {columns}")
+    return info
 
 
 def carry_weights(
@@ -87,16 +100,7 @@ def carry_weights(
             if all(_is_of_rows(one, storing) for one in group):
                 raise Refused("weights are added up over rows, and no sum of products is of the same ones")
             made.append((group, _with_weights(group, storing, symbols)))
-            info, product = as_weighed(made[-1][1], symbols)
-            if in_order is not None and (product is None or not unit_of(info, in_order)):
-                raise Refused(NO_UNIT)
-            if product is None and summed_product(info) is not None:
-                continue
-            if product is None:
-                raise Refused("a nest would be no product of weights, which vary along one of its loops, by rows along another")
-            size = product.columns.size.value
-            if size is not None and size > columns:
-                raise Refused(f"{size} columns, the most are {columns}")
+            check_weighed(made[-1][1], symbols, columns, in_order, may_be_sums=True)
     except Refused:
         for nest in (*(nest for _, nest in made), *(nest for nests in separate.values() for nest in reversed(nests))):
             loop.drop_nest(nest)
@@ -239,12 +243,11 @@ def _reduce_of(nest: loop.NestOp) -> loop.ReduceOp:
 def _weighs(load: loop.LoadOp) -> bool:
     """Whether a load stands in a nest that is sums of products, of what depends on it by what does not, and reads another number for each
     term and each row: what belongs to a row, or to a term, is no weight."""
-    reduce = load.parent_op()
-    nest = None if reduce is None else reduce.parent_op()
-    if not isinstance(reduce, loop.ReduceOp) or not isinstance(nest, loop.NestOp) or not nest.results or reduce.block.last_op is None:
+    if (around := _reduction_of(load)) is None:
         return False
+    reduce, nest = around
     alone = reduce in separable_sums(nest)
-    terms = [v.owner for v in reduce.block.last_op.operands]
+    terms = [v.owner for v in reduce.yielded]
     products = [op for op in terms if isinstance(op, arith.MulfOp) and op.properties.get("fastmath") == loop.CONTRACTED]
     if not alone or len(reduce.indices) != 1 or len(products) < len(terms):
         return False
@@ -265,25 +268,34 @@ def _indices(load: loop.LoadOp) -> set[SSAValue]:
 
 def _adds(load: loop.LoadOp) -> bool:
     """Whether a load stands in a nest that adds up matrices of what depends on it."""
-    reduce = load.parent_op()
-    nest = None if reduce is None else reduce.parent_op()
-    if not isinstance(reduce, loop.ReduceOp) or not isinstance(nest, loop.NestOp) or not nest.results:
-        return False
-    matrix = {load.index_operands[d.index] for e in load.index_map.results[-2:] for d in free_dims(e)}
-    if any(index in matrix for index in reduce.indices):
-        return False
-    return [op for op in nest.block.ops if isinstance(op, loop.LoopLike)] == [reduce] and set(reduce.kind_names) == {"sum"}
+    reduce = _only_sum(load)
+    return reduce is not None and _matrix(load).isdisjoint(reduce.indices)
 
 
 def _adds_terms(load: loop.LoadOp) -> bool:
     """Whether a load stands in a nest that adds up rows, or columns, of what depends on it."""
+    reduce = _only_sum(load)
+    return reduce is not None and len(reduce.indices) == 1 and reduce.indices[0] in _matrix(load)
+
+
+def _reduction_of(load: loop.LoadOp) -> tuple[loop.ReduceOp, loop.NestOp] | None:
+    """The reduction, of a nest on tensors, whose body a load stands in, and the nest."""
     reduce = load.parent_op()
     nest = None if reduce is None else reduce.parent_op()
-    if not isinstance(reduce, loop.ReduceOp) or not isinstance(nest, loop.NestOp) or not nest.results or len(reduce.indices) != 1:
-        return False
-    matrix = {load.index_operands[d.index] for e in load.index_map.results[-2:] for d in free_dims(e)}
-    alone = [op for op in nest.block.ops if isinstance(op, loop.LoopLike)] == [reduce] and set(reduce.kind_names) == {"sum"}
-    return alone and reduce.indices[0] in matrix
+    return (reduce, nest) if isinstance(reduce, loop.ReduceOp) and isinstance(nest, loop.NestOp) and nest.results else None
+
+
+def _only_sum(load: loop.LoadOp) -> loop.ReduceOp | None:
+    """The same reduction, if it is the nest's only loop and adds up."""
+    reduce, nest = _reduction_of(load) or (None, None)
+    if reduce is None or nest is None or set(reduce.kind_names) != {"sum"}:
+        return None
+    return reduce if [op for op in nest.block.ops if isinstance(op, loop.LoopLike)] == [reduce] else None
+
+
+def _matrix(load: loop.LoadOp) -> set[SSAValue]:
+    """The indices by which a load goes through the last two dimensions."""
+    return {load.index_operands[d.index] for e in load.index_map.results[-2:] for d in free_dims(e)}
 
 
 READS = (_weighs, _adds, _adds_terms, is_placing)
@@ -306,8 +318,7 @@ def _with_weights(readers: list[loop.NestOp], storing: loop.NestOp, symbols: Ran
     assert first.parent is not None
     first.parent.insert_op_before(nest, readers[0])
     types = [t for old in olds for t in old.result_types]
-    made = loop.ReduceOp.build_reduce(list(olds[0].loop_sizes), ["sum"] * len(types), types)
-    made.location = olds[0].location
+    made = loop.ReduceOp.build_reduce(list(olds[0].loop_sizes), ["sum"] * len(types), types, olds[0].location)
     nest.block.add_op(made)
     writer, outs = TermWriter(nest, made, symbols), iter(nest.out_args)
     for reader, old in zip(readers, olds, strict=True):
@@ -322,7 +333,7 @@ def _with_weights(readers: list[loop.NestOp], storing: loop.NestOp, symbols: Ran
                 writer.values[op.result] = writer.weight(op)
             elif not isinstance(op, loop.YieldOp):
                 writer.place(op, writer.body)
-    terms = [v for old in olds if old.block.last_op is not None for v in old.block.last_op.operands]
+    terms = [v for old in olds for v in old.yielded]
     made.block.add_op(loop.YieldOp.create(operands=[writer.values.get(v, v) for v in terms]))
     behind = Cursor(nest.block)
     for before, after in zip([r for old in olds for r in old.results], made.results, strict=True):
@@ -335,27 +346,15 @@ def _with_weights(readers: list[loop.NestOp], storing: loop.NestOp, symbols: Ran
                 writer.values[op.result] = writer.stored(store, behind)
             elif op is not old and old.is_before_in_block(op):
                 writer.place(op, behind)
-                if isinstance(op, loop.StoreOp):
-                    _store_once(nest, len(reader.indices), behind)
+                if isinstance(op, loop.StoreOp) and (rest := nest.indices[len(reader.indices) :]):
+                    store = nest.block.last_op
+                    assert isinstance(store, loop.StoreOp)
+                    store.detach()
+                    store_once(store, rest, behind)
     writer.finish()
     for op in reversed(list(made.block.ops)):
         _drop_unused(op)
     return nest
-
-
-def _store_once(nest: loop.NestOp, rows: int, behind: Cursor) -> None:
-    """Have the last operation, a store of a nest, be one of the first iterations of the loops behind so many."""
-    store = nest.block.last_op
-    assert isinstance(store, loop.StoreOp)
-    if rows == len(nest.indices):
-        return
-    store.detach()
-    first = [behind.compare("eq", behind.place(index_op(dim(0), [i])).results[0], behind.constant(0, INDEX)) for i in nest.indices[rows:]]
-    mask = first[0]
-    for one in first[1:]:
-        mask = behind.emit(arith.AndIOp, (mask, one), i1)
-    behind.place(loop.StoreOp.new(store.value, store.target, store.index_map, list(store.index_operands), mask=mask))
-    store.erase()
 
 
 def _drop_unused(op: Operation) -> None:
@@ -368,19 +367,8 @@ def _drop_unused(op: Operation) -> None:
     kept = [k for k, r in enumerate(op.results) if r.uses]
     if not isinstance(op, loop.ReduceOp) or len(kept) == len(op.results) or any(loop.KINDS[kind] != (1, 1) for kind in op.kind_names):
         return
-    made = loop.ReduceOp.build_reduce(list(op.loop_sizes), [op.kind_names[k] for k in kept], [op.result_types[k] for k in kept])
-    made.location = op.location
-    assert op.parent is not None
-    op.parent.insert_op_before(made, op)
-    last = op.block.last_op
-    assert last is not None
-    loop.take_uses(op.indices, made.indices)
-    yielded = [last.operands[k] for k in kept]
-    erase_op(last)
-    for inner in list(op.block.ops):
-        inner.detach()
-        made.block.add_op(inner)
-    made.block.add_op(loop.YieldOp.create(operands=yielded))
+    kinds, types = [op.kind_names[k] for k in kept], [op.result_types[k] for k in kept]
+    made = op.yielding(kinds, types, [op.yielded[k] for k in kept])
     loop.take_uses([op.results[k] for k in kept], made.results)
     erase_op(op)
     for inner in reversed(list(made.block.ops)):

@@ -57,15 +57,13 @@ def _alone(nest: loop.NestOp, reduce: loop.ReduceOp) -> loop.NestOp:
     device = tensor_type(nest.results[0]).device.data
     kinds = [_rounded(result) for result in reduce.results]
     empties = [loop.EmptyOp.create(result_types=[TensorType.get(nest.loop_sizes, kind, device)]) for kind in kinds]
-    made = loop.NestOp.build_nest(nest.loop_sizes, [op.result for op in empties], nest.location)
-    made.properties.update({k: v for k, v in nest.properties.items() if k == "label"})
+    made = loop.NestOp.build_nest(nest.loop_sizes, [op.result for op in empties], nest.location, nest.label)
     copies: dict[SSAValue, SSAValue] = dict(zip(nest.indices, made.indices, strict=True))
     for old, new in copies.items():
         new.name_hint = old.name_hint
     for op in needed([reduce.results[0]], nest.block):
         made.block.add_op(op.clone(copies))
-    for result, out in zip(reduce.results, made.out_args, strict=True):
-        made.block.add_op(loop.StoreOp.new(copies[result], out, IndexMap.identity(len(made.indices)), list(made.indices)))
+    made.store(copies[result] for result in reduce.results)
     nest.parent.insert_ops_before([*empties, made], nest)
     return made
 

@@ -71,8 +71,7 @@ def softmax_weights(nest: loop.NestOp) -> SoftmaxWeights | None:
     inner = [op for op in nest.block.ops if isinstance(op, loop.LoopLike)]
     if len(inner) != 1 or not isinstance(reduce := inner[0], loop.ReduceOp) or reduce.kind_names != ["sum"] or len(reduce.indices) != 1:
         return None
-    last = reduce.block.last_op
-    times = None if last is None else last.operands[0].owner
+    times = reduce.yielded[0].owner
     if not isinstance(times, arith.MulfOp) or not loop.is_contracted(times):
         return None
     for weight, value in ((times.lhs, times.rhs), (times.rhs, times.lhs)):
@@ -126,7 +125,7 @@ def _top(exponential: SSAValue, storing: loop.NestOp, inside: Block) -> loop.Red
         return None
     if not isinstance(stored_by, loop.LoopLike) or not same_row(top, stored_by):
         return None
-    alike = computed_alike(yielded(top), difference.lhs, dict(zip(top.indices, stored_by.indices, strict=True)))
+    alike = computed_alike(top.yielded[0], difference.lhs, dict(zip(top.indices, stored_by.indices, strict=True)))
     return top if alike or _is_kept(difference.lhs, top, stored_by) else None
 
 
@@ -173,12 +172,6 @@ def _is_of_row(value: SSAValue, nest: loop.NestOp) -> bool:
     return isinstance(value.owner, Operation) and value.owner.parent is nest.block
 
 
-def yielded(reduce: loop.ReduceOp) -> SSAValue:
-    last = reduce.block.last_op
-    assert last is not None
-    return last.operands[0]
-
-
 def same_row(a: loop.LoopLike, b: loop.LoopLike) -> bool:
     return list(a.loop_sizes) == list(b.loop_sizes)
 
@@ -186,7 +179,7 @@ def same_row(a: loop.LoopLike, b: loop.LoopLike) -> bool:
 def _is_kept(exponent: SSAValue, top: loop.ReduceOp, row: loop.LoopLike) -> bool:
     """Whether an exponent is loaded from where the loop of the maximum has stored it."""
     store = _last_stored(exponent, row)
-    return store is not None and store.parent is top.block and store.value is yielded(top)
+    return store is not None and store.parent is top.block and store.value is top.yielded[0]
 
 
 def _last_stored(value: SSAValue, row: loop.LoopLike) -> loop.StoreOp | None:

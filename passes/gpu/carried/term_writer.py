@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import f32
 from xdsl.ir import Block, Operation, SSAValue
 
 from ....dialects import loop
-from ....dialects.expr import Dim, free_dims
+from ....dialects.expr import Dim, dim, free_dims
 from ....dialects.expr.ranges import RangeEnv
 from ....dialects.nd.types import LOW_PRECISION
 from ...analysis.reduction_kinds import Cursor
 from ...loop.fusion.placement import final_store, places_at
-from ...loop.transform.loop_rewrite import Place, clone_into, drop_index, index_op, needed
+from ...loop.transform.loop_rewrite import INDEX, Place, clone_into, drop_index, index_op, needed
 
 
 def product_of(op: loop.LoadOp) -> loop.NestOp | None:
@@ -21,6 +23,17 @@ def product_of(op: loop.LoadOp) -> loop.NestOp | None:
     if op.mask is not None or store is None or not isinstance(nest, loop.NestOp) or store.parent is not nest.block:
         return None
     return nest if any(isinstance(inner, loop.ReduceOp) for inner in nest.block.ops) else None
+
+
+def store_once(store: loop.StoreOp, indices: Iterable[SSAValue], at: Cursor) -> loop.StoreOp:
+    """Write a store, which stands nowhere, as one of the first iterations of loops alone; it is gone then."""
+    first = [at.compare("eq", at.place(index_op(dim(0), [index])).results[0], at.constant(0, INDEX)) for index in indices]
+    mask = at.every(first) if first else None
+    made = loop.StoreOp.new(store.value, store.target, store.index_map, list(store.index_operands), mask=mask)
+    made.location = store.location
+    store.erase()
+    at.place(made)
+    return made
 
 
 class TermWriter:

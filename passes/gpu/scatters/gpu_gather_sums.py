@@ -28,7 +28,7 @@ from xdsl.dialects.builtin import ModuleOp, f32, f64, i1, i64
 from xdsl.ir import Operation, SSAValue
 
 from ....dialects import loop
-from ....dialects.expr import ZERO, Dim, Expr, IndexMap, dim, dims_subs, free_dims, linear_coeff, product
+from ....dialects.expr import ZERO, Dim, Expr, dim, dims_subs, free_dims, linear_coeff, product
 from ....dialects.expr.ranges import RangeEnv
 from ....dialects.machine import has_fixed_order, is_repeatable
 from ....dialects.nd.types import element_bytes
@@ -38,7 +38,7 @@ from ...analysis.symbols import symbol_facts
 from ...cost.library_cost import size
 from ...cost.machine import Gpu, machine_of
 from ...loop.fusion.placement import is_zeros
-from ...loop.transform.loop_rewrite import Place, clone_into
+from ...loop.transform.loop_rewrite import Place, clone_into, compact
 from ...manager.pass_manager import Pass
 
 COMPARED = (arith.CmpiOp, arith.SelectOp, arith.AddfOp)
@@ -165,11 +165,9 @@ def _write(found: _Scatter, symbols: RangeEnv) -> None:
     old, kind, solved = found.nest, found.store.value.type, found.solved
     filled = old.outs[0].owner
     assert isinstance(filled, loop.NestOp) and old.parent is not None
-    nest = loop.NestOp.build_nest(found.result, filled.outs, old.location)
-    nest.properties.update({k: v for k, v in old.properties.items() if k == "label"})
+    nest = loop.NestOp.build_nest(found.result, filled.outs, old.location, old.label)
     rest = [index for index in found.loops if index not in found.kept and not (solved and index is solved[0])]
-    reduce = loop.ReduceOp.build_reduce([found.loops[index] for index in rest], ["sum"], [kind])
-    reduce.location = old.location
+    reduce = loop.ReduceOp.build_reduce([found.loops[index] for index in rest], ["sum"], [kind], old.location)
     nest.block.add_op(reduce)
     places: dict[SSAValue, Place] = {index: (dim(0), [nest.indices[k]]) for index, k in found.kept.items()}
     places |= {index: (dim(0), [new]) for index, new in zip(rest, reduce.indices, strict=True)}
@@ -189,8 +187,7 @@ def _write(found: _Scatter, symbols: RangeEnv) -> None:
         counts = at.compare("eq", away, at.constant(0, i64))
     term = at.select(counts, values.get(found.store.value, found.store.value), at.constant(0.0, kind))
     at.place(loop.YieldOp.create(operands=[term]))
-    here = IndexMap(len(found.result), tuple(dim(k) for k in range(len(found.result))))
-    nest.block.add_op(loop.StoreOp.new(reduce.results[0], nest.out_args[0], here, list(nest.indices)))
+    nest.store(reduce.results)
     old.parent.insert_op_before(nest, old)
     loop.take_uses(list(old.results), nest.results)
     loop.drop_nest(old)
@@ -210,10 +207,9 @@ def _solve(found: _Scatter, solved: tuple[SSAValue, int], places: dict[SSAValue,
     index, sign = solved
     operands = list(found.store.index_operands)
     others = dims_subs(found.index, [ZERO if v is index else dim(k + 1) for k, v in enumerate(operands)])
-    exact, count = (dim(0) - others) * sign, found.loops[index]
-    used = sorted(d.index for d in free_dims(exact))
-    exact = dims_subs(exact, [dim(used.index(k)) if k in used else ZERO for k in range(len(operands) + 1)])
-    values = [place if k == 0 else places[operands[k - 1]][1][0] for k in used]
+    known = [place, *(place if v is index else places[v][1][0] for v in operands)]
+    indices, values = compact([(dim(0) - others) * sign], known)
+    (exact,), count = indices.results, found.loops[index]
     places[index] = exact, values
     number = at.place(loop.IndexOp.new(exact, values, i64)).results[0]
     behind = at.place(loop.IndexOp.new(count - exact - 1, values, i64)).results[0]

@@ -27,8 +27,6 @@ MIN_SIZE_BOUND = 1024
 ROOMS = ((MIN_SIZE_BOUND, 64), (MIN_SIZE_BOUND, 16), (1, 16), (1, 4), (1, 2), (1, 1))
 """What the bound of a size is at least, and how many times its example (rounded up to a power of two), where that is for the width of
 indices only: the first of these for which they fit 32 bits."""
-MAX_SIZE_GROWTH = 16
-"""How many times its example one of several sizes may be, if the others leave room for it."""
 
 
 def choose_bounds(info: NestAccess, symbols: RangeEnv, hints: Mapping[Expr, int]) -> dict[Sym, int]:
@@ -71,8 +69,8 @@ def with_room(nest: loop.NestOp, symbols: RangeEnv, near: Mapping[Sym, int], row
         return fixed
     if len(free) > 1:  # one size may leave room that all together do not
         for s, n in free.items():
-            more = {**found, s: MAX_SIZE_GROWTH * n}
-            found = more if found[s] < MAX_SIZE_GROWTH * n and fits(more) else found
+            wider = (max(least, room * n) for least, room in ROOMS)
+            found = next((more for one in wider if one > found[s] and fits(more := {**found, s: one})), found)
     return found
 
 

@@ -153,8 +153,7 @@ def _factors_along(info: NestAccess, node: Node, loops: Sequence[Loop]) -> Seque
     op = node.op
     if not isinstance(op, loop.ReduceOp) or set(op.kind_names) != {"sum"} or not node.loops:
         return ()
-    assert op.body.block.last_op is not None
-    values = op.body.block.last_op.operands
+    values = op.yielded
     every = [_factors(info, value, loops) for value in values]
     found = [f for f in every if f is not None]
     others = [value for value, f in zip(values, every, strict=True) if f is None]
@@ -168,8 +167,7 @@ def row_sums(info: NestAccess, node: Node) -> Mapping[int, Side]:
     op, parts = node.op, factors(info, node)
     if not parts or not isinstance(op, loop.ReduceOp) or len(parts) == len(op.results):
         return {}
-    assert op.body.block.last_op is not None
-    found = {k: _side_of(info, v, parts[0]) for k, v in enumerate(op.body.block.last_op.operands) if _factors(info, v, ()) is None}
+    found = {k: _side_of(info, v, parts[0]) for k, v in enumerate(op.yielded) if _factors(info, v, ()) is None}
     return {k: side for k, side in found.items() if side is not None}
 
 
@@ -321,8 +319,7 @@ def _ends(info: NestAccess, node: Node, row: Dim) -> loop.LoadOp | None:
     op = node.op
     if not isinstance(op, loop.ReduceOp) or op.kind_names != ["sum"] or len(op.indices) != 1 or op.results[0].type != i64:
         return None
-    assert op.block.last_op is not None
-    counted = op.block.last_op.operands[0].owner
+    counted = op.yielded[0].owner
     compared = counted.input.owner if isinstance(counted, arith.ExtUIOp) else None
     if not isinstance(compared, arith.CmpiOp) or compared.predicate.value.data != AT_MOST or info.exprs.get(compared.rhs) is not row:
         return None

@@ -42,8 +42,6 @@ SKINNY_BLOCK_COLUMNS = SKINNY_BLOCK_TERMS[1:]
 each. It multiplies by a square of the most at once: where that is computed, which takes registers, 8 warps have it, otherwise 4."""
 MIN_PROGRAMS_PER_MULTIPROCESSOR = 0.72
 """Programs for each multiprocessor below which a product of few rows has shorter blocks of columns, or its sums are split."""
-SKINNY_SPLIT_PARTS = (2, 4, 8)
-"""In how many parts these sums may be split."""
 BLOCK_SIDES = tuple(n for n in TILE_SIDES if n >= MAX_SKINNY_ROWS)
 """Sides of a block of the result where both are long."""
 MIN_STEP_BYTES = MIN_DOT_SIDE * HALF_BYTES
@@ -100,8 +98,8 @@ def product_parts(info: NestAccess, possible: Sequence[int], sizes: Sizes, gpu: 
     few, many = sorted(sides, key=sizes.trips)
     if has_few_rows(info, few, many, sizes):
         programs = _of_few_rows(info, few, many, sizes, gpu).programs(sizes)
-        even, enough = [n for n in possible if n in SKINNY_SPLIT_PARTS], gpu.multiprocessors * MIN_PROGRAMS_PER_MULTIPROCESSOR
-        return next((n for n in even if programs * n >= enough), even[-1]) if even and programs < enough else 1
+        enough = gpu.multiprocessors * MIN_PROGRAMS_PER_MULTIPROCESSOR
+        return next((n for n in (1, *possible) if programs * n >= enough), possible[-1])
     work = _Product.of(info, sides, sizes)
     return min([1, *possible], key=lambda parts: _ns_of_parts(work, parts, gpu))
 

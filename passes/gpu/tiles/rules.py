@@ -63,8 +63,8 @@ exponentials are found together. A row of no more elements is scanned at once.""
 MAX_NEAR_STEP = 4
 """Elements from one iteration of a loop to the next up to which neighbours lie in one line of memory: every second one, say."""
 HEAVY_OPS = 32
-"""Operations of an element, as the cost model counts them, above which blocks of a row that is read once are short: what is computed for
-the elements of a thread side by side takes registers."""
+"""Operations of an element, as the cost model counts them, above which blocks of a row that is read once are short, and a thread has few
+elements of a row that is kept: what is computed for the elements of a thread side by side takes registers."""
 SCANNED_STEP_ELEMENTS = 2048
 """Elements of a longer row that are scanned at once, block after block."""
 SCANNED_THREAD_ELEMENTS = 8
@@ -76,8 +76,6 @@ PHASED_THREAD_ELEMENTS = 64
 ROW_THREAD_ELEMENTS = 32
 """The same for rows of which a program has one: fewer warps have less to exchange, and the more elements share a maximum, the fewer
 instructions each takes."""
-MIN_BUSY_OPS = 40
-"""Operations of an element in all loops of a row above which its threads have as few elements as those of several rows."""
 TILE_COLUMNS = 32
 """Columns of a tile whose reductions go across the fastest dimension; twice as many of 16-bit numbers."""
 MIN_TILE_COLUMNS = 8
@@ -93,13 +91,13 @@ MAX_ROWS_THREAD_ELEMENTS = 144
 """Elements that a thread can hold where a program goes through rows and sums up columns: two programs then fit a multiprocessor."""
 MAX_AHEAD_BYTES = 100 << 10
 """Bytes that such a program may have under way: twice that is on chip."""
-OUTER_RESULTS = 256
-"""Results of a program, each of which a row of one tensor and a row of another one are reduced to."""
 SHARED_VECTOR_ROWS = 4
 """Rows that a loaded vector serves at least: those of a tile that are multiplied by a vector of more bytes than each of them, and those of
 one tensor that are reduced with a row of another one, where OUTER_RESULTS bound both."""
 OUTER_STEP_TERMS = 32
-"""Elements of each row at once."""
+"""Elements at once of each row where a row of one tensor and a row of another one are reduced to one result."""
+OUTER_RESULTS = LONG_ROW_STEP_ELEMENTS // OUTER_STEP_TERMS
+"""Results of such a program: it has as many terms at once as one that goes through a long row."""
 MAX_SECOND_REDUCTION_TRIPS = math.isqrt(REDUCTION_TILE_ELEMENTS)
 """Reductions of a row, each by other numbers (a small product's), that a program does side by side: as many as it has elements of each."""
 MAX_SECOND_REDUCTION_CHUNKS = 2
@@ -128,7 +126,7 @@ def _ordered(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile:
     lanes, chunks = lanes_and_pieces(None if None in most else max(n or 0 for n in most), MAX_CHUNKS)
     if second := [sizes.trips(n.loops) for n in info.root.children if has_reductions_inside(n)]:
         side = min(MAX_SECOND_REDUCTION_TRIPS, power_of_two(max(second)), max(1, REDUCTION_TILE_ELEMENTS // lanes))
-        axes, warps = [(list(loops), 1)] if loops else [], warps_for(side * lanes, REDUCTION_THREAD_ELEMENTS)
+        axes, warps = _along(loops, 1), warps_for(side * lanes, REDUCTION_THREAD_ELEMENTS)
         return Tile(axes, reduction_block=lanes, warps=warps, chunks=chunks, second_reduction_block=side)
     x = column_loop(info, sizes, weights)
     if x is not None:
@@ -137,7 +135,7 @@ def _ordered(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile:
         return Tile([([x], columns)], rest, reduction_block=lanes, warps=warps, chunks=chunks)
     rows = max(1, min(COPIED_TILE_ELEMENTS // (lanes * chunks), power_of_two(sizes.trips(loops))))
     warps = min(MAX_WARPS // 2, warps_for(rows * lanes * chunks, REDUCTION_THREAD_ELEMENTS))
-    return Tile([(list(loops), rows)] if loops else [], reduction_block=lanes, warps=warps, chunks=chunks)
+    return Tile(_along(loops, rows), reduction_block=lanes, warps=warps, chunks=chunks)
 
 
 def _choose(info: NestAccess, sizes: Sizes, gpu: Gpu) -> Tile:
@@ -247,7 +245,7 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
         block = min(REDUCTION_TILE_ELEMENTS // second, power_of_two(longest))
         if longest <= MAX_CHUNKS * block:
             warps, chunks = warps_for(second * block, REDUCTION_THREAD_ELEMENTS), -(-longest // block)
-            axes = [(list(loops), 1)] if loops else []
+            axes = _along(loops, 1)
             return Tile(axes, reduction_block=block, warps=warps, chunks=chunks, second_reduction_block=second)
     kept = kept_tensors(inside)
     if loops and not kept and longest >= COPIED_TILE_ELEMENTS and sizes.trips(loops) >= COPIED_TILE_ELEMENTS and _shares_more(inside):
@@ -263,7 +261,7 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
     if scans and not kept and longest > LONG_ROW_STEP_ELEMENTS:
         block, chunks = SCANNED_STEP_ELEMENTS, 1
     if block * chunks < longest:
-        axes = [(list(loops), 1)] if loops else []
+        axes = _along(loops, 1)
         if scans:
             return Tile(axes, reduction_block=block, warps=warps_for(block, SCANNED_THREAD_ELEMENTS))
         if _is_heavy(inside):
@@ -282,15 +280,15 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
     if block * chunks <= COPIED_TILE_ELEMENTS and info.opaque and any(n.last_dim in index_loops(info) for n in inside):
         few = max(1, min(32 * WINDOW_THREAD_ELEMENTS // block, power_of_two(sizes.trips(loops))))
         warps = warps_for(few * block * chunks, WINDOW_THREAD_ELEMENTS)
-        return Tile([(list(loops), few)] if loops else [], reduction_block=block, warps=warps, chunks=chunks)
+        return Tile(_along(loops, few), reduction_block=block, warps=warps, chunks=chunks)
     rows = max(1, min(COPIED_TILE_ELEMENTS // block, power_of_two(sizes.trips(loops)))) if loops and chunks == 1 else 1
     held = block * chunks * kept
     if not any(isinstance(n.op, (loop.ReduceOp, loop.ScanOp)) for n in inside):
         if rows == 1 and not kept and _are_apart(info, inside):
-            axes, warps = [(list(loops), 1)] if loops else [], warps_for(COPIED_TILE_ELEMENTS, 8)
+            axes, warps = _along(loops, 1), warps_for(COPIED_TILE_ELEMENTS, 8)
             return Tile(axes, reduction_block=COPIED_TILE_ELEMENTS, warps=warps, loop_per_program=1)
         warps = warps_for(rows * block, REDUCTION_THREAD_ELEMENTS if rows > 1 else 8)
-        return Tile([(list(loops), rows)] if loops else [], reduction_block=block, warps=warps, chunks=chunks)
+        return Tile(_along(loops, rows), reduction_block=block, warps=warps, chunks=chunks)
     if _sums(inside):
         rows_of = {
             a.buffer: block * chunks * element_bytes(a.dtype)
@@ -308,22 +306,22 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
         registers = _registers_of_two(needed, warps)
         if block == CHUNK_ELEMENTS:
             block, chunks = CHUNK_ELEMENTS // 2, chunks * 2
-        axes = [(list(loops), rows)] if loops else []
+        axes = _along(loops, rows)
         return Tile(axes, reduction_block=block, warps=warps, chunks=chunks, stages=stages, registers=registers)
     if kept == 1 and _phases(inside) == 1 and _is_narrow(inside):
         # read again from the nearest cache: without the row in their registers, four programs fit a multiprocessor
         if block == longest == LONG_ROW_STEP_ELEMENTS:
             warps = warps_for(LONG_ROW_STEP_ELEMENTS, REDUCTION_THREAD_ELEMENTS)
-            return Tile([(list(loops), rows)] if loops else [], reduction_block=CHUNK_ELEMENTS, warps=warps)
+            return Tile(_along(loops, rows), reduction_block=CHUNK_ELEMENTS, warps=warps)
         if longest == 2 * LONG_ROW_STEP_ELEMENTS and not finds_positions(inside):
             inner = LONG_ROW_STEP_ELEMENTS if all(len(n.loops) == 1 for n in inside) else longest
             warps = warps_for(LONG_ROW_STEP_ELEMENTS, ROW_THREAD_ELEMENTS)
-            return Tile([(list(loops), 1)] if loops else [], reduction_block=inner, warps=warps)
+            return Tile(_along(loops, 1), reduction_block=inner, warps=warps)
     if block == LONG_ROW_STEP_ELEMENTS and kept:
         warps = warps_for(LONG_ROW_STEP_ELEMENTS, PHASED_THREAD_ELEMENTS if _phases(inside) > 1 else REDUCTION_THREAD_ELEMENTS)
         block = min(LONG_ROW_STEP_ELEMENTS // 2, 256 * warps)
-        return Tile([(list(loops), rows)] if loops else [], reduction_block=block, warps=warps, chunks=LONG_ROW_STEP_ELEMENTS // block)
-    busy = chunks == 1 and sum(n.num_ops for n in inside) > MIN_BUSY_OPS
+        return Tile(_along(loops, rows), reduction_block=block, warps=warps, chunks=LONG_ROW_STEP_ELEMENTS // block)
+    busy = chunks == 1 and sum(n.num_ops for n in inside) > HEAVY_OPS
     warps = min(16, warps_for(rows * block * chunks, REDUCTION_THREAD_ELEMENTS if rows > 1 or busy else ROW_THREAD_ELEMENTS))
     while warps < 16 and 16 * held > warps * MAX_ON_CHIP_ELEMENTS:  # 16 warps keep the most that is on chip, each its share
         warps *= 2
@@ -333,7 +331,12 @@ def _rows(info: NestAccess, loops: Sequence[Loop], inside: Sequence[Node], sizes
         block = 512 * warps  # the elements of a thread in more, shorter chunks take fewer registers
         chunks = -(-longest // block)
     registers = _registers_of_two(2 * rows * block * chunks, warps) if scans and not kept else 0  # running sums are f64
-    return Tile([(list(loops), rows)] if loops else [], reduction_block=block, warps=warps, chunks=chunks, registers=registers)
+    return Tile(_along(loops, rows), reduction_block=block, warps=warps, chunks=chunks, registers=registers)
+
+
+def _along(loops: Sequence[Loop], block: int) -> list[tuple[list[Loop], int]]:
+    """The axis of blocks of so many rows; none where there is one row."""
+    return [(list(loops), block)] if loops else []
 
 
 def _registers_of_two(needed: int, warps: int) -> int:

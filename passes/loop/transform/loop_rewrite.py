@@ -99,7 +99,7 @@ def index_op(e: Expr, values: Sequence[SSAValue]) -> Operation:
     """An op whose result is the index expression `e` over `values`."""
     if e.value is not None:
         return arith.ConstantOp.from_int_and_width(e.value, INDEX)
-    m, used = _compact([e], values)
+    m, used = compact([e], values)
     return loop.IndexOp.create(operands=used, result_types=[INDEX], properties={"map": IndexMapAttr.get(m)})
 
 
@@ -108,6 +108,13 @@ def drop_index(number: SSAValue) -> None:
     owner = number.owner
     if isinstance(owner, Operation) and number.first_use is None:
         erase_op(owner)
+
+
+def drop_unused(ops: Iterable[Operation]) -> None:
+    """Take away those of these operations, the last one first, that only compute what nothing uses; checks stay."""
+    for op in reversed(list(ops)):
+        if op.results and not op.regions and not isinstance(op, loop.BoundOp) and not any(r.uses for r in op.results):
+            erase_op(op)
 
 
 def has_map(op: Operation) -> bool:
@@ -137,12 +144,12 @@ def substitute_index(op: Operation, mapping: Mapping[SSAValue, Place], symbols: 
         places.append(place(v) if found is None else dims_subs(found[0], [place(n) for n in found[1]]))
     env = index_ranges(values, symbols)
     results = [simplify(dims_subs(e, places), env) for e in op.properties["map"].data.results]  # pyright: ignore[reportAttributeAccessIssue]
-    m, used = _compact(results, values)
+    m, used = compact(results, values)
     op.properties["map"] = IndexMapAttr.get(m)
     op.operands = [*op.operands[:head], *used, *op.operands[head + len(old) :]]
 
 
-def _compact(exprs: Sequence[Expr], values: Sequence[SSAValue]) -> tuple[IndexMap, list[SSAValue]]:
+def compact(exprs: Sequence[Expr], values: Sequence[SSAValue]) -> tuple[IndexMap, list[SSAValue]]:
     """Expressions over those values alone that occur in them."""
     used = sorted({d.index for e in exprs for d in free_dims(e)})
     places = [dim(used.index(k)) if k in used else ZERO for k in range(len(values))]

@@ -24,7 +24,7 @@ from ....dialects.support.replace import erase_op
 from ...analysis.dependences import touched_in
 from ...analysis.reduction_kinds import Cursor
 from ...analysis.schedule_attrs import fix, is_fixed
-from .loop_rewrite import Place, Values, clone_into, drop_out, needed, used_by
+from .loop_rewrite import Place, Values, clone_into, drop_out, drop_unused, needed, used_by
 from .nest_transform import NestTransform, Refused, loop_name, loop_number
 from .split_loop import SplitLoop, clone_iteration
 
@@ -118,12 +118,7 @@ class _Split:
         merged = self.split.merged(at, self.reduce.kind_names, memory, parts, self.nest.indices)
         loop.take_uses(self.reduce.results, merged)
         erase_op(self.reduce)
-        self._drop_unused()
-
-    def _drop_unused(self) -> None:
-        for op in reversed(self.slice):
-            if not isinstance(op, loop.BoundOp) and not any(True for r in op.results for _ in r.uses):
-                erase_op(op)
+        drop_unused(self.slice)
         for argument in [t for t in self.stored if t in self.nest.out_args and not any(True for _ in t.uses)]:
             drop_out(self.nest, argument)
 
@@ -154,8 +149,7 @@ class _Split:
         old = self.reduce
         sizes = list(old.loop_sizes)
         sizes[self.axis] = length
-        new = loop.ReduceOp.build_reduce(sizes, old.kind_names, old.result_types)
-        new.location = old.location
+        new = loop.ReduceOp.build_reduce(sizes, old.kind_names, old.result_types, old.location)
         if is_fixed(old):
             fix(new)
         for mine, theirs in zip(new.indices, old.indices, strict=True):

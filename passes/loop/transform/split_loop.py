@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import LocationAttr, StringAttr, i1
+from xdsl.dialects.builtin import LocationAttr, i1
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from ....dialects import loop, mem
@@ -67,9 +67,7 @@ class SplitLoop:
 
     def open(self, sizes: Sequence[Expr], outs: Sequence[SSAValue], label: str) -> tuple[loop.NestOp, Values]:
         """An empty nest in front of the nest, and what stands for the indices and the outs of that one in it."""
-        made = loop.NestOp.build_nest(sizes, outs, self.nest.location)
-        if label:
-            made.properties["label"] = StringAttr(label)
+        made = loop.NestOp.build_nest(sizes, outs, self.nest.location, label)
         values: Values = dict(zip(self.nest.indices, made.indices, strict=False))
         for old, new in values.items():
             new.name_hint = old.name_hint

@@ -12,7 +12,7 @@ def test_fields_and_builders():
     sections = dict(re.findall(r"^### (\S+).*\n((?:(?!^##).*\n)*)", dialects.page(), re.MULTILINE))
     nest = sections["loop.nest"]
     assert "- Operands: `outs`*" in nest and "`schedule`?" in nest and "- Regions: `body`" in nest
-    assert "`NestOp.build_nest(sizes, outs, location=...)`" in nest
+    assert "`NestOp.build_nest(sizes, outs, location=..., label=...)`" in nest
     assert "- Operands: `lhs`: TensorType, `rhs`: TensorType" in sections["nd.matmul"]
     assert 'stepwell.dialects.nd.pointwise.OPS["exp"]' in sections["nd.exp"]
 
