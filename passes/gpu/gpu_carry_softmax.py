@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from xdsl.context import Context
 from xdsl.dialects import arith
@@ -331,7 +332,7 @@ def _move_behind(made: loop.ReduceOp, old: loop.ReduceOp) -> None:
     assert block is not None
     late = set(made.results)
     waiting: list[Operation] = []
-    before = [op for op in block.ops if op is not made and op is not old]
+    before = [op for op in takewhile(lambda op: op is not old, block.ops) if op is not made]
     for _ in before:
         more = [op for op in before if op not in waiting and any(v in late for v in op.operands)]
         waiting += more
