@@ -31,6 +31,10 @@ REWRITES = (
         counter="drawn_weights",
     ),
     FxRewrite(
+        "compose-permutes", "joint.composed_permutes:compose_permutes", "permutations of permutations are one",
+        lambda s: s.ordered or not s.eager_numerics,
+    ),
+    FxRewrite(
         "shorten-row-sums", "joint.softmax_row_sums:shorten_row_sums", "gradients of attention sum over rows of its result",
         lambda s: s.ordered or not s.eager_numerics, lambda s: (_kernels(s),), counter="short_row_sums",
     ),

@@ -15,6 +15,7 @@ REWRITES = (
     FxRewrite("keep-whole", "pre_grad.whole_operators:keep_whole", "operators with rules of their own are not decomposed"),
     FxRewrite("keep-powers", "pre_grad.powers:keep_powers", "powers with whole exponents stay powers"),
     FxRewrite("name-softmaxes", "pre_grad.softmaxes:name_softmaxes", "softmaxes by hand are one in training", _may_round_otherwise),
+    FxRewrite("part-sinks", "pre_grad.softmax_sinks:part_sinks", "softmaxes of more than weighs rows keep no scores", _may_round_otherwise),
     FxRewrite("call-attention", "pre_grad.decomposed_attention:call_attention", "decomposed attention becomes a call", _calls_attention),
     FxRewrite(
         "simplify-masks", "pre_grad.attention_masks:simplify_masks", "masks of attention that are causal or empty", _may_round_otherwise

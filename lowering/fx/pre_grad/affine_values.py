@@ -98,10 +98,12 @@ def writes(node: Node) -> bool:
     name = getattr(node.target, "__name__", "")
     if getattr(operator, name, None) is node.target:
         return name in _IN_PLACE
-    places = (torch, torch._C._nn, torch.nn.functional)  # pyright: ignore[reportAttributeAccessIssue]
-    known = any(getattr(place, name, None) is node.target for place in places)
-    # a flag that is set may be `inplace`
-    return not known or (name.endswith("_") and name not in _PURE_NAMES) or any(a is True for a in (*node.args, *node.kwargs.values()))
+    functional = (torch.nn.functional, torch._C._nn)  # pyright: ignore[reportAttributeAccessIssue]
+    known = [place for place in (torch, *functional) if getattr(place, name, None) is node.target]
+    if not known or (name.endswith("_") and name not in _PURE_NAMES):
+        return True
+    # a flag that is set may be `inplace`, which the functions of torch itself do not have
+    return torch not in known and any(a is True for a in (*node.args, *node.kwargs.values()))
 
 
 def _written(graph: Graph) -> set[Node]:
