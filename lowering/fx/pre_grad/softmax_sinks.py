@@ -241,8 +241,11 @@ def _write(gm: GraphModule, found: _Sinks, ends: list[Node]) -> None:
     alone = found.alone
     with graph.inserting_before(found.weights):
         if alone is None:
-            alone = call(torch.ops.aten._safe_softmax.default, (found.x, -1), {"dtype": found.type})
-            wide = found.x if x.dtype.itemsize >= 4 else graph.call_method("float", (found.x,))
+            shown = found.x
+            if made.requires_grad:  # the gradient of a logarithm of 0 is NaN, and that of what is hidden 0
+                shown = graph.call_method("masked_fill", (shown, call(operator.eq, (shown, -math.inf)), -math.inf))
+            alone = call(torch.ops.aten._safe_softmax.default, (shown, -1), {"dtype": found.type})
+            wide = shown if x.dtype.itemsize >= 4 else graph.call_method("float", (shown,))
             own = total = call(torch.logsumexp, (wide, -1, True))
             for other in found.others:
                 total = call(torch.logaddexp, (total, _row(graph, other, own)))
