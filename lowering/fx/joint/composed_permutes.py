@@ -17,7 +17,8 @@ def compose_permutes(gm: GraphModule) -> int:
             continue
         first, before = source.args
         rank = len(before)  # pyright: ignore[reportArgumentType]
-        node.args = (first, [before[d % rank] % rank for d in order])  # pyright: ignore[reportIndexIssue, reportOptionalSubscript, reportGeneralTypeIssues, reportOptionalIterable]
+        node.update_arg(0, first)
+        node.update_arg(1, [before[d % rank] % rank for d in order])  # pyright: ignore
         changed += 1
     if changed:
         gm.graph.eliminate_dead_code()

@@ -117,10 +117,11 @@ def _recomputed(
     weighed = [u for node in after for u in node.users if u.target in _PRODUCTS and u not in backward and u.args[0] is node]
     scores = [node for node in before if node.target in _SCORES]
     known = {*before, *after}
+    known |= {u for node in known for u in node.users if u.target in _COPIES and follows(u)}
     others = {u for node in known for u in node.users if u not in known and _is_read(u, backward)}
     lengths = [value_of(cast(Node, op.args[-1])).shape[-2] for op in scores] + [value_of(op).shape[-1] for op in weighed]
     short = all(isinstance(n, int) and n <= MAX_WEIGHED_ELEMENTS for n in lengths)
-    alone = len(weighed) == 1 and {weighed[0]} <= others <= {*rows, weighed[0]}
+    alone = len(weighed) == 1 and {weighed[0]} <= others <= {*rows, *filter(_sums_exponentials, others), weighed[0]}
     if not alone or not scores or not short or any("recompute" in n.meta for n in known):
         return None
     sizes = value_of(power).shape[-2:]
@@ -131,6 +132,11 @@ def _recomputed(
     read = [one for node in beside for one in _gathered(node)]
     places = (place for node in read if node.target in _GATHERS for place in node.all_input_nodes[1:])
     return None if few else known.union(read, _reshaped(operands, backward), *map(_of_nothing, (*beside, *places)))
+
+
+def _sums_exponentials(node: Node) -> bool:
+    """Whether a node is the logarithm of the sum of the exponentials of each row."""
+    return node.target is aten.logsumexp.default and node.args[1] in ([-1], [value_of(node.all_input_nodes[0]).dim() - 1])
 
 
 def _gathered(node: Node) -> list[Node]:

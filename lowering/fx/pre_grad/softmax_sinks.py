@@ -21,11 +21,9 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from . import softmaxes
 from .affine_values import argument, tensor_of, writes
-from .softmaxes import (
-    DIFFERENCES, EINSUMS, EXPONENTIALS, FACTORS, LOG_SUMS, QUOTIENTS, SOFTMAXES, SUMS, is_call, kept_dim, labels, maximum, pair,
-    products_of,
-)  # fmt: skip
+from .softmaxes import DIFFERENCES, EXPONENTIALS, LOG_SUMS, SOFTMAXES, is_call, kept_dim, maximum, pair, products_of
 
 _CATS = (torch.cat, torch.concat, torch.concatenate)
 _ADDITIONS = (operator.add, torch.add, "add")
@@ -104,19 +102,20 @@ def _parts(cat: Any) -> list[tuple[Node, Any]] | None:
     values = [tensor_of(part) for part in parts]
     if argument(cat, 1, "dim", 0) not in (-1, made.dim() - 1) or any(val is None or val.dim() != made.dim() for val in values):
         return None
-    return [(part, val.shape[-1]) for part, val in zip(parts, values, strict=True)]
+    return [(part, val.shape[-1]) for part, val in zip(parts, values, strict=True) if val is not None]
 
 
 def _of_quotient(node: Node) -> _Sinks | None:
     """Exponentials over their sum and more, or rows that they weigh over that."""
-    operands = pair(node, QUOTIENTS)
+    operands = pair(node, softmaxes.QUOTIENTS)
     if operands is None or not is_call(operands[1], _ADDITIONS):
         return None
     both = argument(operands[1], 0, "input"), argument(operands[1], 1, "other")
     for total, other in (both, both[::-1]):
-        power = argument(total, 0, "input") if is_call(total, SUMS) else None
+        power = argument(total, 0, "input") if is_call(total, softmaxes.SUMS) else None
         if not is_call(power, EXPONENTIALS):
             continue
+        assert isinstance(power, Node)
         made = tensor_of(power)
         exponent = argument(power, 0, "input")
         shifted = pair(exponent, DIFFERENCES)
@@ -189,11 +188,13 @@ def _of_log_sum(node: Node) -> _Sinks | None:
 
 def _of_factor(node: Node) -> _Sinks | None:
     """A softmax times a factor of each row."""
-    operands = pair(node, FACTORS)
+    operands = pair(node, softmaxes.FACTORS)
     for weights, factor in (operands, operands[::-1]) if operands is not None else ():
         softmax = _uncast(weights)
         made, x = tensor_of(node), argument(softmax, 0, "input")
-        if made is not None and is_call(softmax, SOFTMAXES) and argument(softmax, 1, "dim") in (-1, made.dim() - 1) and _is_row(factor, made):
+        if made is None or not is_call(softmax, SOFTMAXES) or not _is_row(factor, made):
+            continue
+        if argument(softmax, 1, "dim") in (-1, made.dim() - 1):
             return _Sinks(node, x, (factor,), made.dtype, weights) if _same_shape(weights, node) else None
     return None
 
@@ -228,7 +229,7 @@ def _has_rows(end: Node, x: Node) -> bool:
 
 def _first(product: Node) -> Node:
     """The first factor of a product."""
-    operands: Any = product.args[1:] if is_call(product, EINSUMS) else product.args
+    operands: Any = product.args[1:] if is_call(product, softmaxes.EINSUMS) else product.args
     return operands[0][0] if isinstance(operands[0], tuple | list) else operands[0]
 
 
@@ -277,13 +278,13 @@ def _row(graph: Graph, other: Node | float, own: Node) -> Node:
 def _like(graph: Graph, factor: Node, end: Node, x: Node) -> Node:
     """A factor of each row of `x` in the dimensions of a product of these."""
     given = _first(end)
-    if not (is_same := _same_shape(given, x)) or is_call(end, EINSUMS):
+    if not (is_same := _same_shape(given, x)) or is_call(end, softmaxes.EINSUMS):
         factor = graph.call_method("expand", (factor, *_sizes(graph, x), 1))
     if not is_same:
         factor = graph.call_method("reshape", (factor, *_sizes(graph, given), 1))
-    if not is_call(end, EINSUMS):
+    if not is_call(end, softmaxes.EINSUMS):
         return factor
-    first, _, result = labels(end)
+    first, _, result = softmaxes.labels(end)
     own = [label for label in result if label in first]
     factor = graph.call_method("permute", (graph.call_method("squeeze", (factor, -1)), *(first.index(label) for label in own)))
     (column,) = (k for k, label in enumerate(result) if label not in first)

@@ -1,4 +1,4 @@
-"""Attention of models that are not plain: T5, Swin, Gemma 2, ALiBi, DeBERTa, as layers in plain PyTorch. No kernel stores scores."""
+"""Attention of models that are not plain: T5, Swin, Gemma 2, ALiBi, DeBERTa, GPT-OSS, as layers of PyTorch. No kernel stores scores."""
 
 from __future__ import annotations
 
@@ -121,6 +121,21 @@ class Deberta(Layer):
         return torch.softmax((q @ k.mT + seen) * scale, -1) @ v
 
 
+class Sinks(Layer):
+    """A number of each head in the sums of its softmaxes (GPT-OSS)."""
+
+    def __init__(self):
+        super().__init__()
+        self.sinks = nn.Parameter(torch.randn(HEADS, dtype=BF16))
+
+    def attention(self, q, k, v):
+        ahead = torch.arange(q.shape[2])[:, None] - torch.arange(q.shape[2])
+        scores = (q @ k.mT) * WIDTH**-0.5 + torch.where((ahead >= 0) & (ahead < 128), 0.0, torch.finfo(BF16).min).to(BF16)
+        scores = torch.cat([scores, self.sinks.reshape(1, -1, 1, 1).expand(q.shape[0], -1, q.shape[2], -1)], dim=-1)
+        weights = F.softmax(scores - scores.max(dim=-1, keepdim=True).values, dim=-1, dtype=scores.dtype)
+        return F.dropout(weights[..., :-1], 0.1, self.training) @ v
+
+
 def inputs(model, batch=BATCH):
     torch.manual_seed(1)
     if isinstance(model, Swin):
@@ -130,7 +145,7 @@ def inputs(model, batch=BATCH):
     return (x, (torch.arange(LENGTH) < torch.tensor([[900], [LENGTH]])[:batch]).long()) if isinstance(model, Alibi) else (x,)
 
 
-CASES = [(model, trains) for model in (T5, Swin, Gemma2, Alibi, LearnedAlibi, Deberta) for trains in (True, False)]
+CASES = [(model, trains) for model in (T5, Swin, Gemma2, Alibi, LearnedAlibi, Deberta, Sinks) for trains in (True, False)]
 MODELS = list(dict.fromkeys(model for model, _ in CASES))
 ALONE = [pytest.param(m, marks=() if m is LearnedAlibi else pytest.mark.long) for m in MODELS]
 DYNAMIC = [pytest.param(m, t, marks=() if (m, t) == (T5, True) else pytest.mark.long) for m, t in CASES]
