@@ -37,7 +37,7 @@ from ..nd_attention import keeps_eager_numerics
 from ..products.convolutions.nests import padded
 from ..products.convolutions.patches import cast
 from ..products.nd_small_convolutions import as_windows
-from ..quantised.byte_convolutions import as_byte_product
+from ..quantised.byte_convolutions import as_byte_product, without_scale
 from .gradient_products import computes_gradients, gradients_as_products, is_last
 
 
@@ -65,7 +65,9 @@ class NdConvolutionProducts(Pass):
             def convolution_product(rw: Rewriter, conv: Operation, chosen: set[nd.ConvOp] = chosen) -> SSAValue | None:
                 if not isinstance(conv, nd.ConvOp) or conv not in chosen:
                     return None
-                return as_pixel_product(rw, conv) if conv.groups.data == (1,) else as_windows(rw, conv)
+                if conv.groups.data == (1,):
+                    return as_pixel_product(rw, conv)
+                return as_windows(rw, conv, image=None if eager else without_scale(rw, conv.input))
 
             def gradient_product(rw: Rewriter, call: Operation, gradients: set[nd.ExternOp] = gradients) -> SSAValue | None:
                 return gradients_as_products(rw, call) if isinstance(call, nd.ExternOp) and call in gradients else None

@@ -231,22 +231,22 @@ def few_channels(op: nd.ConvOp) -> bool:
     return 0 < channels <= SMALL.input_channels and 0 < out <= SMALL.output_channels and 0 < terms <= most
 
 
-def as_windows(rw: Rewriter, op: nd.ConvOp, contract: bool = False) -> SSAValue:
+def as_windows(rw: Rewriter, op: nd.ConvOp, contract: bool = False, image: tuple[SSAValue, Sequence[SSAValue]] | None = None) -> SSAValue:
     """A convolution as sums over windows of the padded input, [N, O, places..., C / groups, window...], in f32 for 16-bit numbers.
-    `contract`: the sums are those of a product, which keeps its loops."""
+    `contract`: the sums are those of a product, which keeps its loops. `image`: what stands for the image, and scales of the sums."""
     weight, t = tensor_type(op.weight), tensor_type(op.result)
     wide, device, groups = compute_type(t.element_type), t.device.data, op.groups.data[0]
     out, each, *window = weight.dims
     spatial = len(window)
-    source = padded(rw, op, op.input)
-    image, kernel = cast(rw, source, wide), cast(rw, op.weight, wide)
+    unscaled, scales = image or (op.input, ())
+    pixels, kernel = cast(rw, padded(rw, op, unscaled), wide), cast(rw, op.weight, wide)
     sizes = (*t.dims, each, *window)
     places: list[Expr] = [dim(2 + k) * op.stride.data[k] + dim(3 + spatial + k) * op.dilation.data[k] for k in range(spatial)]
     channel = dim(2 + spatial)
     if groups > 1:
         channel = dim(1) // (int(out) // groups) * each + channel
     view = IndexMap(len(sizes), (dim(0), channel, *places))
-    windows = rw.new(nd.IndexViewOp.new((image,), TensorType.get(sizes, wide, device), map=IndexMapAttr.get(view)))
+    windows = rw.new(nd.IndexViewOp.new((pixels,), TensorType.get(sizes, wide, device), map=IndexMapAttr.get(view)))
     spread = IndexMap(len(sizes), (dim(1), *(dim(2 + spatial + k) for k in range(1 + spatial))))
     weights = rw.new(nd.IndexViewOp.new((kernel,), TensorType.get(sizes, wide, device), map=IndexMapAttr.get(spread)))
     times = OPS["mul"].new((windows, weights), TensorType.get(sizes, wide, device))
@@ -256,6 +256,8 @@ def as_windows(rw: Rewriter, op: nd.ConvOp, contract: bool = False) -> SSAValue:
     over = IntsAttr.get(range(2 + spatial, len(sizes)))
     total = TensorType.get(t.dims, wide, device)
     made = rw.new(nd.ReduceOp.new((terms,), total, kind=StringAttr("sum"), dims=over))
+    for scale in scales:
+        made = rw.new(OPS["mul"].new((made, scale), total))
     if op.bias is not None:
         bias = cast(rw, op.bias, wide)
         bias = rw.new(nd.ReshapeOp.new((bias,), tensor_type(bias).with_dims((out, *([ONE] * spatial)))))

@@ -9,6 +9,7 @@ products (nd_narrow_factors.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from xdsl.dialects.builtin import IntegerAttr, f32, i8
@@ -18,6 +19,7 @@ from ....dialects import nd
 from ....dialects.expr import ONE, Expr, IndexMap, as_expr, dim, product
 from ....dialects.expr.syntax import IndexMapAttr
 from ....dialects.nd.base import ExprsAttr, IntsAttr
+from ....dialects.nd.pointwise import OPS
 from ....dialects.nd.types import TensorType, tensor_type
 from ...analysis.accesses.windows import weight_access, window_access
 from ...cost.convolution_cost import has_few_taps
@@ -52,6 +54,22 @@ def as_byte_product(rw: Rewriter, op: nd.ConvOp) -> SSAValue | None:
     made = _reshaped(rw, made, samples, *places, out)
     spatial = len(window)
     return rw.new(nd.PermuteOp.new((made,), t, dims=IntsAttr.get((0, 1 + spatial, *range(1, 1 + spatial)))))
+
+
+def without_scale(rw: Rewriter, image: SSAValue) -> tuple[SSAValue, Sequence[SSAValue]]:
+    """An image of bytes without the scales that all of it has, and these: the sums of its windows are fewer than the numbers that these
+    windows read. Any other image as it is."""
+    t, scales = tensor_type(image), list[SSAValue]()
+    factor = affine_factor(rw, image, 1) if t.element_type == f32 else None
+    if factor is None or factor.dtype not in BYTES:
+        return image, ()
+    while isinstance(op := image.owner, OPS["mul"]):
+        parts = [(whole, scale) for whole, scale in (tuple(op.operands), tuple(op.operands)[::-1]) if tensor_type(scale).numel is ONE]
+        if not parts or tensor_type(parts[0][0]) != t or tensor_type(parts[0][1]).element_type != f32:
+            break
+        image = parts[0][0]
+        scales.append(parts[0][1])
+    return image, scales
 
 
 def _factors(rw: Rewriter, op: nd.ConvOp) -> tuple[AffineFactor, AffineFactor] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -108,6 +110,16 @@ def test_others_stay(name):
     image, weight, given = STAY[name]
     torch.manual_seed(0)
     assert convolutions(Net(torch.randn(weight), given), torch.randn(image)) == 0
+
+
+def test_the_scale_of_an_image_multiplies_sums_over_channels(tmp_path):
+    """Of a depthwise convolution: not each number of each window."""
+    image, weight, given = STAY["depthwise"]
+    torch.manual_seed(0)
+    assert convolutions(Net(torch.randn(weight), given), torch.randn(image), debug=str(tmp_path)) == 0
+    (program,) = (path.read_text() for path in tmp_path.rglob("1_nd.mlir"))
+    (padded,) = re.findall(r"nd.pad (%\w+),", program)
+    assert re.search(rf"{padded} = nd.sub ", program)
 
 
 def test_zero_points_of_a_weight():
