@@ -53,9 +53,10 @@ def pairwise(cls: type[Operation], properties: Mapping[str, Attribute] = PLAIN) 
 
 
 def reduce_all(s: State, value: SSAValue, cls: type[Operation]) -> SSAValue:
-    """All elements of a tensor joined by an operation whose result is the same in every order, the longest axis first."""
+    """All elements of a tensor joined by an operation whose result is the same in every order, the last axis of several first."""
     while (shape := shape_of(value.type)) is not None:
-        (value,) = reduce_values(s, [value], shape.index(max(shape)), pairwise(cls))
+        axis = max(range(len(shape)), key=lambda k, shape=shape: (shape[k] > 1, k))
+        (value,) = reduce_values(s, [value], axis, pairwise(cls))
     return value
 
 

@@ -20,7 +20,6 @@ from ...dialects import loop, mem
 from ...dialects.expr import ONE, ZERO, IndexMap, const, dim, free_dims, linear_coeff, strides_contiguous
 from ...dialects.expr.ranges import RangeEnv
 from ...dialects.machine import has_fixed_order
-from ..analysis.dependences import memory_of
 from ..analysis.nest_access import Access, Loop, NestAccess, Node
 from ..analysis.nest_key import nests_in_memory
 from ..analysis.reduction_kinds import Cursor, combine
@@ -30,6 +29,7 @@ from ..loop.transform.loop_rewrite import Place, Values, drop_index, index_op
 from ..loop.transform.unroll_and_jam import Copies, unroll_and_jam
 from ..manager.pass_manager import Pass
 from .tiles.tile import MAX_STRAIGHT_OPS
+from .tiles.value_tiles import only_sets
 from .tiles.window_tiles import lane_of, overlap
 
 STRIP_WINDOWS = (4, 5, 7, 3, 2)
@@ -80,9 +80,7 @@ def find_strip(nest: loop.NestOp, symbols: RangeEnv) -> Strip | None:
     if any(isinstance(op, loop.RandomOp | loop.BoundOp) or (op.regions and op is not sums) for op in every):
         return None
     info = NestAccess(nest, symbols, normalise=False)
-    stores = [a for a in info.root.all_accesses() if a.is_store]
-    read = {memory_of(a.buffer) for a in info.root.all_accesses() if not a.is_store}
-    if info.opaque or any(a.mode != "set" or memory_of(a.buffer) in read for a in stores):
+    if info.opaque or not only_sets(info):
         return None
     if any(a.is_store for a in info.nodes[sums].all_accesses()):
         return None  # each term does something beside what is added up

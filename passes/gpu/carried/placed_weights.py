@@ -20,6 +20,7 @@ from ....dialects import loop
 from ....dialects.expr import Dim, Expr, dim
 from ....dialects.expr.ranges import RangeEnv
 from ...loop.fusion.placement import final_store
+from ...loop.transform.loop_rewrite import perfect_loops
 from ...loop.transform.nest_transform import Refused
 from .term_writer import TermWriter
 
@@ -53,33 +54,19 @@ class Placing:
 
 def is_placing(load: loop.LoadOp) -> bool:
     """Whether a load stands in a nest that only adds up what it computes of it, by loops that have an order."""
-    chain = _chain(load)
-    if chain is None or load.mask is not None:
+    nest = loop.nest_around(load)
+    chain = [] if nest is None or not nest.results else perfect_loops(nest)
+    if not chain or load.parent is not chain[-1].block or load.mask is not None:
         return False
     stores = [op for one in chain for op in one.block.ops if isinstance(op, loop.StoreOp)]
     ordered = any(isinstance(one, loop.ForOp) and one.sequential is not None for one in chain)
     return ordered and bool(stores) and all(op.store_mode == "add" and op.parent is load.parent for op in stores)
 
 
-def _chain(op: Operation) -> list[loop.LoopLike] | None:
-    """The loops around an operation, the nest first, if nothing but these is a loop there."""
-    found: list[loop.LoopLike] = []
-    parent = op.parent_op()
-    while isinstance(parent, loop.NestOp | loop.ForOp):
-        if sum(isinstance(one, loop.LoopLike) for one in parent.block.ops) != bool(found):
-            return None
-        found.insert(0, parent)
-        if isinstance(parent, loop.NestOp):
-            return found if parent.results else None
-        parent = parent.parent_op()
-    return None
-
-
 def placing(nest: loop.NestOp, storing: loop.NestOp) -> Placing:
     """A nest that adds weights up; Refused where it reads them at several places."""
     loads = [op for op in nest.walk() if isinstance(op, loop.LoadOp) and op.source.owner is storing]
-    chain = _chain(loads[0])
-    assert chain is not None
+    chain = perfect_loops(nest)
     loops = {index: size for one in chain for index, size in zip(one.indices, one.loop_sizes, strict=True)}
     at = list(loads[0].index_operands)
     order = [at[e.index] for e in loads[0].index_map.results if isinstance(e, Dim)]

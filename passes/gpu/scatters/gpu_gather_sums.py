@@ -38,7 +38,7 @@ from ...analysis.symbols import symbol_facts
 from ...cost.library_cost import size
 from ...cost.machine import Gpu, machine_of
 from ...loop.fusion.placement import is_zeros
-from ...loop.transform.loop_rewrite import Place, clone_into, compact
+from ...loop.transform.loop_rewrite import Place, clone_into, compact, perfect_loops
 from ...manager.pass_manager import Pass
 
 COMPARED = (arith.CmpiOp, arith.SelectOp, arith.AddfOp)
@@ -113,17 +113,11 @@ def _scatter(nest: loop.NestOp) -> _Scatter | None:
     """A nest that adds up floats into zeros which nothing else reads, at places one dimension of which is computed."""
     if len(nest.results) != 1 or not is_zeros(nest.outs[0]) or len(list(nest.outs[0].uses)) != 1:
         return None
-    loops, body, stores = dict[SSAValue, Expr](), list[Operation](), list[loop.StoreOp]()
-    block: Operation | None = nest
-    while block is not None:
-        assert isinstance(block, loop.LoopLike)
-        loops.update(zip(block.indices, block.loop_sizes, strict=True))
-        inner = [op for op in block.block.ops if isinstance(op, loop.LoopLike)]
-        stores += [op for op in block.block.ops if isinstance(op, loop.StoreOp)]
-        body += [op for op in block.block.ops if not isinstance(op, loop.LoopLike | loop.StoreOp | loop.YieldOp)]
-        if len(inner) > 1 or not all(isinstance(op, loop.ForOp) for op in inner):
-            return None
-        block = inner[0] if inner else None
+    chain = perfect_loops(nest)
+    loops = {index: size for one in chain for index, size in zip(one.indices, one.loop_sizes, strict=True)}
+    ops = [op for one in chain for op in one.block.ops if op not in chain]
+    stores = [op for op in ops if isinstance(op, loop.StoreOp)]
+    body = [op for op in ops if not isinstance(op, loop.StoreOp | loop.YieldOp)]
     if len(stores) != 1 or (store := stores[0]).store_mode != "add" or store.mask is not None or store.value.type not in (f32, f64):
         return None
     out = nest.out_args[0]

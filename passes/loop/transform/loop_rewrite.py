@@ -183,6 +183,16 @@ def index_ranges(values: Sequence[SSAValue], symbols: RangeEnv) -> RangeEnv:
     return RangeEnv({**symbols, **{dim(k): index_range(v) for k, v in enumerate(values)}})
 
 
+def perfect_loops(nest: loop.NestOp) -> list[loop.LoopLike]:
+    """A nest and the loops in it, where each is the only loop of the one around it and they only repeat; none for another nest."""
+    found: list[loop.LoopLike] = [nest]
+    while inner := [op for op in found[-1].block.ops if isinstance(op, loop.LoopLike)]:
+        if len(inner) > 1 or not isinstance(inner[0], loop.ForOp):
+            return []
+        found.append(inner[0])
+    return found
+
+
 def needed(values: Iterable[SSAValue], *blocks: Block, known: Container[SSAValue] = ()) -> list[Operation]:
     """The operations of these blocks that values are computed by, in their order; not those that make what is `known`."""
     found: set[Operation] = set()
