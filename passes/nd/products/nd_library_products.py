@@ -47,6 +47,7 @@ from ...manager.pass_manager import Pass
 from ..algebra.rewriter import Rewriter
 from ..library_attention import PricedAttention, cheaper_generated, priced_attention
 from ..nd_attention import keeps_eager_numerics
+from ..row_blocks.begun_reductions import look_up_early
 from .carried_scores import exact_factors, without_cast
 from .convolutions.gradients import split_image_gradients, take_back, without_image_gradient
 from .convolutions.nests import as_product, is_depthwise
@@ -298,6 +299,8 @@ class NdLibraryProducts(Pass):
                     self.remark(one.as_call(), str(found.pop(one.product)), "missed")
             chosen = {**found, **_parted(parted, found)}
             activations = {one.activation.last: one.activation for one in found.values() if one.activation is not None}
+            for one in [o for o, choice in chosen.items() if choice.generated and isinstance(o, nd.MatmulOp)]:
+                self.statistic("looked-up", look_up_early(one, hints))
             joined = selected_factors(o for o in func.body.block.ops if isinstance(o, nd.MatmulOp) and o in chosen and chosen[o].generated)
             rules = {
                 OPS["add"]: [biased_product], nd.MatmulOp: [own_product, library_product], nd.CatOp: [joined_factor],

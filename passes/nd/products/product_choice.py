@@ -38,7 +38,7 @@ from ...cost.held_numbers import held_numbers
 from ...cost.library_cost import bytes_of, size
 from ...cost.machine import Gpu
 from ...cost.machine.gpu import HALF_BYTES, VECTOR_BYTES
-from ..row_blocks.begun_reductions import begun_bytes
+from ..row_blocks.begun_reductions import begun_bytes, looked_up_bytes
 from ..weighed.row_sums import sum_rows
 from .carried_scores import SHARED, CarriedScores, carried_scores, exact_factors
 from .carried_weights import CarriedWeights, carried_weights, give_own_weights, returned_weights, turn_products
@@ -611,6 +611,8 @@ def _with_neighbours(bare: Contraction, region: _Region, hints: Mapping[str, int
             continue
         moved = bytes_of(_narrow(value), hints)
         states = begun_bytes(value, outside, region.dims, region.behind, hints) if not is_few(bare) and not bare.windows else None
+        if states is None and isinstance(value.owner, Operation):
+            states = looked_up_bytes(value.owner, outside, hints)
         if states is not None:
             stored, later = stored + states, later + states
             continue

@@ -166,7 +166,10 @@ def _region(func: FuncOp, op: Operation, hints: Mapping[str, int]) -> RowRegion:
 
     region = found()
     wide = [o.results[0] for o in region.members if isinstance(o, PointwiseOp | nd.MatmulOp) and o.results[0] in region.places]
-    return found() if any([take_early(func.body.block, x) for x in wide]) else region
+    if not any([take_early(func.body.block, x) for x in wide]):
+        return region
+    drop_dead(func.body.block)  # what was looked up in
+    return found()
 
 
 def _is_read_once(region: RowRegion) -> bool:
