@@ -218,3 +218,11 @@ def test_chunks_of_one_term_that_are_none():
     x = torch.randn(3, 3)
     (found,) = run_loop(module, [x], imported.constants, imported.objects)
     torch.testing.assert_close(found.reshape(3, 2), (x[:, 1:] * x[:, :-1]).cumsum(1))
+
+
+def test_one_size_of_several_has_the_room_that_the_others_leave():
+    """Within 32 bits the first size may be 64 times its example (4096, a power of two), the others four times theirs (512)."""
+    module = lower(torch.relu, torch.randn(60, 120, 120), to="tt", target="gpu", mode="symbolic").module
+    bounded = next(op for op in module.walk() if isinstance(op, LaunchOp))
+    grid = str(bounded.grid)
+    assert "+ 4097, 0), 1)" in grid and "+ 513, 0), 1)" in grid
