@@ -34,6 +34,7 @@ from ...analysis.origins import is_named, operator_of
 from ...manager.locations import joined
 from ...manager.pass_manager import Pass
 from ..fusion.facts import MAX_BODY_OPS
+from ..transform.loop_rewrite import Place, clone_into
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,7 @@ class _Region:
         block.insert_op_before(new, old)
         known: dict[SSAValue, SSAValue] = {old.results[0]: new.accumulator}
         for member in self.taken:
-            known[member.nest.results[0]] = _copy_body(member, new, known)
+            known[member.nest.results[0]] = _copy_body(member, new, known, self.symbols)
         final = loop.StoreOp.new(known[last.results[0]], new.out_args[0], IndexMap.identity(2), list(new.indices))
         new.block.add_op(final)
         self._hand_on(last.results[0], new)
@@ -325,41 +326,16 @@ def _place_by_index(nest: loop.NestOp, stored: Sequence[Expr], place: Sequence[E
     return row, column
 
 
-def _copy_body(member: _Member, new: loop.ContractOp, known: dict[SSAValue, SSAValue]) -> SSAValue:
+def _copy_body(member: _Member, new: loop.ContractOp, known: dict[SSAValue, SSAValue], symbols: RangeEnv) -> SSAValue:
     """Append what a nest computes to the contraction's body; the value that it would store."""
-    nest, values = member.nest, dict[SSAValue, SSAValue]()
-    indices = list(new.indices)
-    for loop_index, e in zip(nest.indices, member.loops, strict=True):
-        if not loop_index.uses:
-            continue
-        if isinstance(e, Dim):
-            values[loop_index] = indices[e.index]
+    nest, indices = member.nest, list(new.indices)
+    places: dict[SSAValue, Place] = {index: (e, indices) for index, e in zip(nest.indices, member.loops, strict=True)}
+    values = {index: indices[e.index] for index, (e, _) in places.items() if isinstance(e, Dim)}
     for op in nest.block.ops:
         if isinstance(op, loop.LoadOp) and op.source in known:
             values[op.result] = known[op.source]
-        elif isinstance(op, loop.LoadOp | loop.IndexOp):
-            moved = _moved(op, nest, member.loops, new, values)
-            new.block.add_op(moved)
-            values[op.results[0]] = moved.results[0]
         elif isinstance(op, loop.StoreOp):
             return values[op.value]
         else:
-            new.block.add_op(op.clone(values))
+            new.block.add_op(clone_into(op, values, places, symbols))
     raise AssertionError("a nest ends with a store")
-
-
-def _moved(
-    op: loop.LoadOp | loop.IndexOp, nest: loop.NestOp, loops: Sequence[Expr], new: loop.ContractOp, values: dict[SSAValue, SSAValue]
-) -> Operation:
-    """A load or an index expression over the contraction's loops; what else it is indexed by stays."""
-    numbers = {value: k for k, value in enumerate(nest.indices)}
-    args = list(op.index_operands) if isinstance(op, loop.LoadOp) else list(op.args)
-    others = [v for v in args if v not in numbers]
-    at = [loops[numbers[v]] if v in numbers else dim(2 + others.index(v)) for v in args]
-    whole = IndexMap(2 + len(others), tuple((op.index_map if isinstance(op, loop.LoadOp) else op.map.data).apply(at)))
-    operands = [*new.indices, *(values.get(v, v) for v in others)]
-    if isinstance(op, loop.IndexOp):
-        return loop.IndexOp.create(operands=operands, result_types=[op.result.type], properties={"map": IndexMapAttr.get(whole)})
-    operands = [op.source, *operands, *(values.get(v, v) for v in op.operands[1 + len(args) :])]
-    properties = {**op.properties, "map": IndexMapAttr.get(whole)}
-    return loop.LoadOp.create(operands=operands, result_types=[op.result.type], properties=properties, location=op.location)
