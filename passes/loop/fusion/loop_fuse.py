@@ -201,7 +201,6 @@ def rewrite(func: FuncOp, plan: FusionPlan, planner: Planner, local_bytes: int =
     """Put the plan into effect: one nest for each group, units in the plan's order, unused nests gone."""
     block = func.body.block
     on_chip = isinstance(planner.machine, Gpu)
-    users = _group_users(plan, planner)
     dead: list[Operation] = [info.op for info in plan.inlined.values()]
     for unit in plan.units:
         if isinstance(unit, Operation):
@@ -214,7 +213,7 @@ def rewrite(func: FuncOp, plan: FusionPlan, planner: Planner, local_bytes: int =
             block.add_op(op)
             plan.nests[op] = unit
             continue
-        needed = partial(_needed, group=unit, users=users)
+        needed = partial(_needed, unit, planner)
         writer = GroupWriter(unit, plan.inlined, planner.envs, needed, planner.matching.placed, local_bytes, on_chip)
         nest = writer.write()
         block.add_op(nest)
@@ -242,30 +241,11 @@ def _is_plain(group: Group, plan: FusionPlan) -> bool:
     return not any(a.tensor in plan.inlined for a in group.members[0].info.reads)
 
 
-def _group_users(plan: FusionPlan, planner: Planner) -> dict[SSAValue, set[int]]:
-    """For each tensor, the groups that read it after inlining (-1 stands for any other use)."""
-    users: dict[SSAValue, set[int]] = {}
-    for unit in plan.units:
-        if isinstance(unit, Group):
-            for member in unit.members:
-                for read in planner.reads(member.info):
-                    users.setdefault(read.tensor, set()).add(unit.order)
-                for init in member.info.op.outs:
-                    users.setdefault(init, set()).add(unit.order)
-        else:
-            for operand in unit.operands:
-                users.setdefault(operand, set()).add(-1)
-            for inner in loop.walk_bodies(unit) if unit.regions else ():
-                for operand in inner.operands:
-                    users.setdefault(operand, set()).add(-1)
-    return users
-
-
-def _needed(tensor: SSAValue, group: Group, users: dict[SSAValue, set[int]]) -> bool:
-    """Whether a group stores what one of its nests makes: another group uses it, or the nest itself reads it where it stored it."""
-    if users.get(tensor, set()) - {group.order}:
-        return True
+def _needed(group: Group, planner: Planner, tensor: SSAValue) -> bool:
+    """Whether a group stores what one of its nests makes: something else uses it, or the nest itself reads it where it stored it."""
     made = tensor.owner
-    if not isinstance(tensor, OpResult) or not isinstance(made, loop.NestOp):
-        return False
+    assert isinstance(tensor, OpResult) and isinstance(made, loop.NestOp)
+    _, users = planner.users_of(planner.position[made])[tensor.index]
+    if any(k < 0 or planner.unit_at[k] is not group for k in users):
+        return True
     return any(isinstance(use.operation, loop.LoadOp) for use in made.out_args[tensor.index].uses)

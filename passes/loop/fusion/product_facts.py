@@ -35,6 +35,8 @@ class ProductFacts:
         self.facts = facts
         self.ordered = has_fixed_order(func)
         """Whether products are to stay such, whatever else pays."""
+        self.some = any(info.multiplies for info in facts.infos.values())
+        """Whether there are products among the nests."""
         self._follows: dict[Operation, set[Operation]] = {}
 
     def breaks_up(self, members: Sequence[Member], parts_loops: bool) -> bool:
@@ -53,7 +55,7 @@ class ProductFacts:
     def ends(self, info: NestInfo) -> bool:
         """Whether a nest follows a product element by element, and what follows it does not do so up to where less would be stored."""
         numel = self.facts.count(info.sizes)
-        for read in self.facts.reads(info):
+        for read in self.facts.reads(info) if self.some else ():
             source = self.facts.infos.get(read.tensor.owner)  # pyright: ignore[reportArgumentType]
             if source is not None and self.sums_products(source) and read.index is not None and self.facts.count(source.sizes) == numel:
                 follows, known = self._following(source), dict[Operation, float]()

@@ -129,25 +129,28 @@ class Search:
         if key in self.apart:
             return None
         self.left -= len(places)
-        group = self._joined(key, patient=False) or self._joined(key, patient=True)
+        group = self._joined(key)
         if group is None:
             self.apart.add(key)
         return group
 
-    def _joined(self, places: Sequence[int], patient: bool) -> Group | None:
-        plan = self.plan
+    def _joined(self, places: Sequence[int], patient: bool = False) -> Group | None:
+        """See `_built`; `patient`: one that needs something that did not match waits for it."""
+        plan, overtook = self.plan, False
         group, *waiting = [plan.alone(k) for k in places]
         while waiting:
             later: list[Group] = []
             for one in waiting:
-                needs_later = patient and any(not one.needs.isdisjoint(g.places) for g in later)
-                joined = None if needs_later else self._pair(group, one)
+                needs_later = any(not one.needs.isdisjoint(g.places) for g in later)
+                joined = None if patient and needs_later else self._pair(group, one)
                 if joined is None:
                     later.append(one)
                 else:
-                    group = joined
+                    group, overtook = joined, overtook or needs_later
             if len(later) == len(waiting):
-                rest = self._joined(sorted([k for g in later for k in g.places]), patient) if patient and len(later) > 1 else None
+                if overtook:
+                    return self._joined(places, patient=True)
+                rest = self._joined(sorted([k for g in later for k in g.places]), patient=True) if len(later) > 1 else None
                 return None if rest is None else self._pair(group, rest)
             waiting = later
         return group
