@@ -7,7 +7,7 @@ left to all of them, one after the other: its kernels have parallel loops of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import IntegerType, ModuleOp, StringAttr, f64, i64
@@ -109,10 +109,12 @@ class _Walk:
             work = self._work(index)
             small = b.cmpi("sle", work, limit)
             mine = self._all(small, b.cmpi("sge", start, begin), b.cmpi("slt", start, end))
-            self._when(mine, lambda: self._run(index))
+            with b.when(mine):
+                self._run(index)
             b.end_for([b.add(start, work)])
         (index,) = b.begin_for(zero, self.count, one)
-        self._when(b.cmpi("sgt", self._work(index), limit), lambda: self._run(index))
+        with b.when(b.cmpi("sgt", self._work(index), limit)):
+            self._run(index)
         b.end_for()
         b.place(cpu.ReturnOp.make())
 
@@ -121,11 +123,6 @@ class _Walk:
         for one in conditions[1:]:
             found = self.b.pure(arith.AndIOp, (found, one), found.type)
         return found
-
-    def _when(self, condition: SSAValue, then: Callable[[], None]) -> None:
-        self.b.begin_if()
-        then()
-        self.b.end_if(condition, self.b.end_branch())
 
     def _work(self, index: SSAValue) -> SSAValue:
         """The work of an entry; at least 1, so that every entry begins at a place of its own."""

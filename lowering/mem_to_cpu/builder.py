@@ -280,6 +280,13 @@ class Builder:
         `end_if`."""
         self.push(Block(), conditional=True)
 
+    @contextmanager
+    def when(self, condition: SSAValue) -> Iterator[None]:
+        """What is built in here runs only where `condition` holds."""
+        self.begin_if()
+        yield
+        self.end_if(condition, self.end_branch())
+
     def end_branch(self, values: Sequence[SSAValue] = ()) -> Block:
         """Close the innermost branch, which gives `values`."""
         block = self.pop()

@@ -111,12 +111,11 @@ class JoinLowering:
         with b.parallel(starts[-1], b.int(min(part.grain for part in parts))) as bounds:
             for launch, part, start, count in zip(launches, parts, starts, counts, strict=False):
                 first, last = (self._unit(b, b.sub(at, start), part, count) for at in bounds)
-                b.begin_if()
                 pointers = [given[v] for v in launch.inputs if isinstance(v.type, BufferType)]
                 numbers = [given[v] for v in launch.inputs if not isinstance(v.type, BufferType)]
                 arguments = [*pointers, *(sizes[s] for s in part.symbols), *numbers, first, last]
-                b.place(cpu.CallOp.make(launch.kernel.string_value(), arguments))
-                b.end_if(b.cmpi("slt", first, last), b.end_branch())
+                with b.when(b.cmpi("slt", first, last)):
+                    b.place(cpu.CallOp.make(launch.kernel.string_value(), arguments))
         b.place(cpu.ReturnOp.make())
 
     def _count(self, part: JoinedKernel) -> Expr:

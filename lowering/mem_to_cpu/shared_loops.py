@@ -9,6 +9,7 @@ floats is a long chain.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from math import gcd
 
 from xdsl.dialects.builtin import f32, f64, i32, i64
@@ -219,16 +220,6 @@ class SharedLoop:
         """A private copy where it has room, else the column itself (then there is one part)."""
         return own if self.fits is None else self.s.b.select(self.fits, own, self.shared[column.buffer])
 
-    def _if_private(self, build: Callable[[], None]) -> None:
-        """What is to do only for private copies."""
-        if self.fits is None:
-            build()
-            return
-        b = self.s.b
-        b.begin_if()
-        build()
-        b.end_if(self.fits, b.end_branch())
-
     def _part(
         self, span: Span, length: Expr, slots: red.Accumulators, run: Run, copies: Sequence[SSAValue]
     ) -> list[SSAValue]:
@@ -264,7 +255,7 @@ class SharedLoop:
     # ---- columns as vectors
 
     def _each(self, column: Column, step: Callable[[SSAValue, Attribute, SSAValue | None], None]) -> None:
-        """`step(offset, vector type, mask)` for all elements of a column."""
+        """`step(offset, vector type, mask)` for all elements of a column, where it is a private copy."""
         s = self.s
         d: Dim = s.info.new_dim(Range.of_size(column.used))
         span = Span.whole(column.used)
@@ -276,7 +267,8 @@ class SharedLoop:
             step(s.dims[d], vec(s.lane.width, column.memory), s.lane.mask)
             return []
 
-        run_segments(s, d, column.used, span, parts, [[] for _ in parts], run)
+        with nullcontext() if self.fits is None else s.b.when(self.fits):
+            run_segments(s, d, column.used, span, parts, [[] for _ in parts], run)
         s.lane = lane
 
     def _fill(self, column: Column, place: SSAValue) -> None:
@@ -286,7 +278,7 @@ class SharedLoop:
         def step(at: SSAValue, t: Attribute, mask: SSAValue | None) -> None:
             b.place(cpu.StoreOp.make(b.splat(start, cpu.lanes_of(t)), place, at, mask))
 
-        self._if_private(lambda: self._each(column, step))
+        self._each(column, step)
 
     def _merge_column(self, column: Column, source: SSAValue, target: SSAValue) -> None:
         """Combine the elements of one copy of a column into another."""
@@ -299,7 +291,7 @@ class SharedLoop:
             both = combine(s, column.mode, load(target, at, t, mask), load(source, at, t, mask), column.dtype)
             b.place(cpu.StoreOp.make(both, target, at, mask))
 
-        self._if_private(lambda: self._each(column, step))
+        self._each(column, step)
 
 
 class FlatRows:
