@@ -14,7 +14,7 @@ RULES_OF_OPERATORS = "lowering/fx_to_nd/rules"
 """What operators compute: coefficients of functions, no choices."""
 APPROXIMATIONS = "functions"
 """Folders of what functions are approximated by: tuples of floats in them are coefficients of polynomials."""
-MAX_CONSTANTS = 337
+MAX_CONSTANTS = 334
 
 
 def is_number(value: ast.expr) -> bool:

@@ -18,7 +18,7 @@ from ....dialects.tt.types import element_of, like
 from ....passes.analysis.constants import integer_of
 from ..builder import Builder
 
-BYTE_BITS = 8
+BYTE_BITS = i8.width.data
 HIGH_BYTES: dict[Attribute, tuple[int, float]] = {bf16: (0x43, 128.0), f16: (0x64, 1024.0)}
 """Formats with the first byte of a power of two whose next numbers are 1 apart, and that number."""
 

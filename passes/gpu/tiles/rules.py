@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from xdsl.dialects.builtin import f32
 from xdsl.ir import Attribute, SSAValue
 
 from ....dialects import loop
@@ -23,7 +24,7 @@ from ....dialects.nd.types import I32_MAX, element_bytes
 from ...analysis.accesses.disjoint import separate_in_row
 from ...analysis.dependences import memory_of
 from ...analysis.nest_access import Access, Loop, NestAccess, Node
-from ...cost.machine.gpu import MACHINES, Gpu
+from ...cost.machine.gpu import LINE_BYTES, MACHINES, Gpu
 from ...cost.machine.registers import OTHER
 from .gathers import index_loops
 from .ordered import lanes_and_pieces, ordered_product, ordered_weights, takes_lanes
@@ -49,14 +50,14 @@ from .window_tiles import window_tile
 
 MIN_KEPT_BLOCK_SHARE = 0.8
 """Share of the block of a row that should be used where several tensors of it are kept on chip (elsewhere MIN_BLOCK_SHARE)."""
-MAX_ON_CHIP_ELEMENTS = 49152
-"""Elements, of all tensors that vary along a row, that are kept on chip: 96 a thread with 16 warps."""
 MAX_BLOCK_ELEMENTS = 16384
 """Elements of a row that are one tensor at most."""
 CHUNK_ELEMENTS = 4096
 """Elements of a tensor where several make a row."""
 MAX_CHUNKS = 12
 """Tensors that make a row at most."""
+MAX_ON_CHIP_ELEMENTS = MAX_CHUNKS * CHUNK_ELEMENTS
+"""Elements, of all tensors that vary along a row, that are kept on chip: 96 a thread with 16 warps."""
 LONG_ROW_STEP_ELEMENTS = 8192
 """Elements that are read at once of a row that does not fit, by all the warps that there are; of one, too, whose maximum and sum of
 exponentials are found together. A row of no more elements is scanned at once."""
@@ -76,8 +77,8 @@ PHASED_THREAD_ELEMENTS = 64
 ROW_THREAD_ELEMENTS = 32
 """The same for rows of which a program has one: fewer warps have less to exchange, and the more elements share a maximum, the fewer
 instructions each takes."""
-TILE_COLUMNS = 32
-"""Columns of a tile whose reductions go across the fastest dimension; twice as many of 16-bit numbers."""
+TILE_COLUMNS = LINE_BYTES // element_bytes(f32)
+"""Columns of a tile whose reductions go across the fastest dimension: those that lie together in memory; twice as many of 16 bits."""
 MIN_TILE_COLUMNS = 8
 """The same where these would not keep every multiprocessor busy: 32 bytes of f32 are what memory gives at once."""
 REDUCTION_TILE_ELEMENTS = 4096

@@ -95,7 +95,7 @@ def test_gpus_without_units_for_products_call_the_library(target, calls):
     assert len(found(module, ExternOp)) == calls == 1 - len(found(module, DotOp))
 
 
-@pytest.mark.parametrize(("columns", "parts"), [(14336, 1), (4096, 1), (1024, 4), (512, 8)])
+@pytest.mark.parametrize(("columns", "parts"), [(14336, 1), (4096, 1), (1024, 4), (512, 8), (128, 16)])
 def test_sums_are_split_where_there_are_few_columns(columns, parts):
     module = lowered(layer, empty(16, 8192), empty(columns, 8192), stages=("nd", "loop", "mem"))
     shapes = [[str(n) for n in op.loop_sizes] for op in module.walk() if is_nest_in_memory(op)]
