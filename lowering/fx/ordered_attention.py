@@ -35,7 +35,7 @@ def attention(
 ) -> torch.Tensor | None:
     """What `scaled_dot_product_attention` gives, ``[..., queries, size]``; None where its factors are no 16-bit numbers of one type, where
     weights are dropped, and for what eager refuses."""
-    if dropout_p or query.dtype not in HALVES or not query.dtype == key.dtype == value.dtype or (attn_mask is not None and is_causal):
+    if query.dtype not in HALVES or not query.dtype == key.dtype == value.dtype or (attn_mask is not None and is_causal):
         return None
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
@@ -49,6 +49,8 @@ def attention(
     elif attn_mask is not None:
         scores = scores + attn_mask.float()
     weights = torch.ops.aten._safe_softmax(scores, -1)
+    if dropout_p:
+        weights = torch.dropout(weights, dropout_p, True)
     return (weights.to(value.dtype).float() @ value.float()).to(value.dtype)
 
 

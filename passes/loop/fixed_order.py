@@ -157,7 +157,9 @@ def has_narrow_factors(op: loop.ReduceOp | loop.ScanOp) -> bool:
     ones, and products with scales, are added up block by block."""
     last = op.block.last_op
     if is_weighed(op):
-        return last is not None and _is_narrow(last.operands[1])
+        weighed = last.operands[1] if last is not None else None  # times what each weight is multiplied by, where it is
+        beside = weighed.owner.operands if weighed is not None and isinstance(weighed.owner, arith.MulfOp) else [weighed]
+        return any(one is not None and _is_narrow(one) for one in beside)
     terms = [_chosen(v) for v in last.operands] if last is not None else []
     plain = all(isinstance(t, arith.MulfOp) and t.fastmath == loop.CONTRACTED and all(map(_is_narrow, t.operands)) for t in terms)
     return bool(terms) and plain
