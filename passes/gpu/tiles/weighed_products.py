@@ -151,7 +151,7 @@ def _weighed(
             sides = [(one, other) for one, other in (times.operands, times.operands[::-1]) if is_straight(info, one) and exact_types(one)]
             return ([(score, sides[0][0])], sides[0][1], {}) if len(sides) == 1 else ([], None, {})
         return [(score, value)], None, {}
-    found: list[tuple[SSAValue, SSAValue]] = []
+    choices: list[list[tuple[SSAValue, SSAValue]]] = []
     row_sums: dict[int, SSAValue] = {}
     for k, (kind, term) in enumerate(zip(op.kind_names, op.yielded, strict=False)):
         times = term.owner
@@ -160,10 +160,17 @@ def _weighed(
         if not isinstance(times, arith.MulfOp) or times.properties.get("fastmath") != loop.CONTRACTED:
             row_sums[k] = term
             continue
-        pairs = [(one, other) for one, other in (times.operands, times.operands[::-1]) if not is_straight(info, one)]
-        if len(pairs) != 1:
-            return [], None, {}
-        found += pairs
+        sides = [(one, other) for one, other in (times.operands, times.operands[::-1])]
+        choices.append([pair for pair in sides if not is_straight(info, pair[0])] or sides)
+    certain = next((pairs[0] for pairs in choices if len(pairs) == 1), None)
+    if certain is None:
+        return [], None, {}
+    # weights that are read from memory are those that vary along the same loops
+    varying = Varying(info)
+    wanted = tuple(map(varying.of_value, certain))
+    found = [pair for pairs in choices for pair in pairs if len(pairs) == 1 or tuple(map(varying.of_value, pair)) == wanted]
+    if len(found) != len(choices):
+        return [], None, {}
     return found, None, row_sums
 
 
