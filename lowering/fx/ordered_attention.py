@@ -33,8 +33,8 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor | None:
-    """What `scaled_dot_product_attention` gives, ``[..., queries, size]``; None where its factors are no 16-bit numbers of one type, where
-    weights are dropped, and for what eager refuses."""
+    """What `scaled_dot_product_attention` gives, ``[..., queries, size]``; None where its factors are no 16-bit numbers of one type, and
+    for what eager refuses."""
     if query.dtype not in HALVES or not query.dtype == key.dtype == value.dtype or (attn_mask is not None and is_causal):
         return None
     if enable_gqa:

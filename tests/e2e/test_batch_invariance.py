@@ -357,6 +357,29 @@ def test_training_keeps_no_scores_in_memory_on_a_gpu(size, monkeypatch):
     assert max(u.bytes for graph in explained.graphs for step in graph.steps for u in step.writes) <= 2 * q.numel() * q.itemsize
 
 
+def dropped(rows, **options):
+    """The result and gradients of rows of bf16 attention that drops weights, from one seed."""
+    torch.manual_seed(6)
+    given = [torch.randn(3, 2, 70, 16).bfloat16()[:rows].requires_grad_() for _ in range(3)]
+    torch._dynamo.reset()
+    attention = partial(F.scaled_dot_product_attention, is_causal=True, dropout_p=0.25)
+    compiled = torch.compile(attention, backend="stepwell", dynamic=False, options=OPTIONS | options)
+    torch.manual_seed(7)
+    y = compiled(*given)
+    return [y.detach(), *torch.autograd.grad(y.float().square().sum(), given)]
+
+
+@pytest.mark.long
+def test_attention_that_drops_weights_on_a_gpu(gpu):
+    """Rows draw what they draw alone; kernels that compute weights again, and draw again, give what stored weights do."""
+    stepwell.counters.clear()
+    whole = dropped(3)
+    assert stepwell.counters["passes"]["gpu-carry-softmax"]["num-carried"] == 3
+    assert all(torch.equal(a, b[:1]) for a, b in zip(dropped(1), whole, strict=True))
+    for got, want in zip(whole, dropped(3, disable_passes=("gpu-carry-softmax",)), strict=True):
+        assert (got.float() - want.float()).norm() < 1e-2 * want.float().norm()
+
+
 @pytest.mark.long
 def test_attention_through_a_window_on_a_gpu(gpu):
     """Blocks of keys are taken in their order, also those before the first one that a block of queries sees as a whole."""

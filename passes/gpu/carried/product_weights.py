@@ -187,7 +187,8 @@ def _places(reader: loop.NestOp, storing: loop.NestOp, by_row: bool = False) -> 
             operands = tuple(indices.index(v) if v in indices else None for v in op.index_operands)
             pairs = zip(store.index_map.results, op.index_map.results, strict=True)
             loops = list(storing.indices)
-            found.add(frozenset((loops.index(store.index_operands[e.index]), at, operands) for e, at in pairs if isinstance(e, Dim)))
+            places = ((e, operands[at.index] if isinstance(at, Dim) else (at, operands if free_dims(at) else ())) for e, at in pairs)
+            found.add(frozenset((loops.index(store.index_operands[e.index]), at) for e, at in places if isinstance(e, Dim)))
     return tuple(map(id, sizes)), frozenset(found)
 
 

@@ -160,7 +160,8 @@ def _weighed(
         if not isinstance(times, arith.MulfOp) or times.properties.get("fastmath") != loop.CONTRACTED:
             row_sums[k] = term
             continue
-        sides = [(one, other) for one, other in (times.operands, times.operands[::-1])]
+        left, right = times.operands
+        sides = [(left, right), (right, left)]
         choices.append([pair for pair in sides if not is_straight(info, pair[0])] or sides)
     certain = next((pairs[0] for pairs in choices if len(pairs) == 1), None)
     if certain is None:
