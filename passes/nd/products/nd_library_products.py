@@ -299,7 +299,7 @@ class NdLibraryProducts(Pass):
                     self.remark(one.as_call(), str(found.pop(one.product)), "missed")
             chosen = {**found, **_parted(parted, found)}
             activations = {one.activation.last: one.activation for one in found.values() if one.activation is not None}
-            for one in [o for o, choice in chosen.items() if choice.generated and isinstance(o, nd.MatmulOp)]:
+            for one in [o for o, choice in chosen.items() if choice.generated and isinstance(o, nd.MatmulOp) and not ordered]:
                 self.statistic("looked-up", look_up_early(one, hints))
             joined = selected_factors(o for o in func.body.block.ops if isinstance(o, nd.MatmulOp) and o in chosen and chosen[o].generated)
             rules = {

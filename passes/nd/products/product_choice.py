@@ -13,13 +13,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from xdsl.dialects.builtin import f32, f64
+from xdsl.dialects.builtin import ModuleOp, f32, f64
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue, Use
 
 from ....dialects import nd
 from ....dialects.expr import ONE, ZERO, Expr, product
 from ....dialects.expr.ranges import RangeEnv, range_of
+from ....dialects.machine import has_fixed_order
 from ....dialects.nd.pointwise import OPS, PARTLY_ROUNDED, CastOp, PointwiseOp
 from ....dialects.nd.types import I32_MAX, element_bytes, tensor_type
 from ...cost.contraction_price import (
@@ -362,6 +363,17 @@ def candidates(
             t = tensor_type(one.results[0])
             work = found.work(rate_name(t.element_type), element_bytes(t.element_type), hints)
             yield Candidate((one,), _with_neighbours(work, region, hints))
+
+
+def is_not_stored(module: ModuleOp, func: FuncOp, op: Operation, gpu: Gpu, hints: Mapping[str, int]) -> bool:
+    """Whether by price a product is generated, and stores nothing of its size, since its kernel begins all that reads it."""
+    if has_fixed_order(module):
+        return False  # blocks of a row would be added up in an order of their own
+    symbols, types = nd.symbol_ranges(module), FactorTypes.of(module)
+    one = next((one for one in candidates(func, gpu, hints, symbols, {}, types) if op in one.ops), None)
+    if one is None or not isinstance(op, nd.MatmulOp) or one.work.stored is None or one.work.stored >= one.work.result:
+        return False
+    return ProductChooser(gpu, hints, symbols, "price", types).choice(one, op).generated
 
 
 def equal_columns(op: nd.MatmulOp) -> tuple[nd.SliceOp, ...]:

@@ -34,6 +34,7 @@ from ...cost.machine.gpu import Gpu
 from ...manager.pass_manager import Pass
 from ..algebra.rewriter import drop_dead
 from ..nd_attention import keeps_eager_numerics
+from ..products.product_choice import is_not_stored
 from .early_gathers import take_early
 from .region import NotByBlocks, RowRegion, region_of
 from .writer import BlockWriter
@@ -88,6 +89,8 @@ class NdRowBlocks(Pass):
     def _seed(self, module: ModuleOp, func: FuncOp, op: Operation, hints: Mapping[str, int], machine: Machine) -> None:
         try:
             region = _region(func, op, hints)
+            if isinstance(machine, Gpu) and not self.rows and not self.bytes and is_not_stored(module, func, op, machine, hints):
+                raise NotByBlocks("by price it is generated, and its rows are reduced as they are computed")
             counts = self._counts(region, hints, machine)
         except NotByBlocks as why:
             self.remark(op, f"all rows at once: {why}", "missed")

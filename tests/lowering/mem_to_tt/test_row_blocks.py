@@ -52,7 +52,12 @@ def test_no_logits_are_in_memory():
 
 
 def test_rows_that_are_reduced_once_are_one_block():
+    """Those of a softmax, too, unless all of it is needed again."""
     args = [torch.empty(n, dtype=torch.bfloat16) for n in ((16384, 512), (512, 16384))]
-    for function, blocks in ((lambda x, w: (x @ w).amax(-1), False), (lambda x, w: (x @ w).float().logsumexp(-1), True)):
+    for function, blocks in (
+        (lambda x, w: (x @ w).amax(-1), False),
+        (lambda x, w: (x @ w).float().logsumexp(-1), False),
+        (lambda x, w: (x @ w).float().softmax(-1).square().sum(-1), True),
+    ):
         imported = lower(function, *args, to="nd")
         assert (sum(isinstance(op, CallOp) for op in imported.module.walk()) > 1) == blocks
