@@ -13,7 +13,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.transforms.dead_code_elimination import is_trivially_dead
 
 from ...dialects import loop
-from ...dialects.expr import Expr, as_expr, product
+from ...dialects.expr import Expr, as_expr
 from ...dialects.expr.ranges import Range
 from ...dialects.nd.types import c128
 from ...dialects.support.replace import erase_op
@@ -197,7 +197,7 @@ class NestLowering(Loops):
         axis = s.second_axis
         assert axis is not None
         size, lane = s.axes[axis].block, s.lane(axis)
-        trips = product(one.size for one in node.loops)
+        trips = node.trips
         outside, s.spread, s.along_second = s.spread, [*s.spread, *node.loops], True
 
         def step(at: SSAValue, _: Sequence[SSAValue]) -> list[SSAValue]:

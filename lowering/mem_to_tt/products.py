@@ -18,7 +18,7 @@ from xdsl.dialects.builtin import DenseArrayBase, IntegerType, f32, f64, i8, i32
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ...dialects import loop
-from ...dialects.expr import ONE, Expr, free_dims, linear_coeff, product
+from ...dialects.expr import ONE, Expr, free_dims, linear_coeff
 from ...dialects.support.float8 import UNIT_FLOAT8
 from ...dialects.tt import arith as tt_arith
 from ...dialects.tt.compute import BitcastOp, DotOp, ElementwiseInlineAsmOp
@@ -68,7 +68,7 @@ def lower_product(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
     parts = factors(s.info, node) if plain else summed_factors(s.info, node, [one for axis in axes for one in axis])
     if not parts or any(list(f.along) not in (axes, axes[::-1]) for f in parts):
         raise UnsupportedNest("schedule: with dot the loops inside are sums of products, of one factor along each of the axes")
-    block, trips = kernel.tile.reduction_block, product(one.size for one in node.loops)
+    block, trips = kernel.tile.reduction_block, node.trips
     sides = [Factor(kernel, axis, block, node, lies_along(s.info, node, axes[axis][-1])) for axis in FactorAxis]
     for side in sides:
         side.unit_kinds = UNIT_FLOAT8 & {one.element for one in parts}

@@ -31,6 +31,7 @@ from ...dialects.expr import (
     exact_quotient,
     free_dims,
     linear_coeff,
+    product,
     strides_contiguous,
 )
 from ...dialects.expr.ranges import Range, RangeEnv, simplify
@@ -96,6 +97,11 @@ class Node:
     def last_dim(self) -> Dim | None:
         """The index of its last loop; None where normalisation has left none, as of loops of one iteration."""
         return self.loops[-1].dim if self.loops else None
+
+    @property
+    def trips(self) -> Expr:
+        """How many iterations its loops have."""
+        return product(one.size for one in self.loops)
 
     def walk(self) -> Iterator[Node]:
         """This node and all inside it."""

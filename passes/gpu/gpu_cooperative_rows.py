@@ -159,7 +159,7 @@ class GpuCooperativeRows(Pass):
         """Of all groups of programs one that keeps about as much as it should, in blocks that are full. Where the length of runs, or their
         number, is a symbol, programs have whole ones. Of two tensors that stay in 16 bits it keeps as much each as of one."""
         wanted = self.part * min(kept, 2) if halves else self.part
-        open_ended = any(product(one.size for one in n.loops).value is None for n in info.root.children if has_effect(n) and n.loops)
+        open_ended = any(n.trips.value is None for n in info.root.children if has_effect(n) and n.loops)
         most = gpu.together
         if trips * kept > most * self.most:
             raise UnsupportedNest(f"{-(-trips * kept // self.most)} programs would have to wait for each other, of {most} at most")
@@ -205,7 +205,7 @@ class GpuCooperativeRows(Pass):
 def _take_halves(inside: Sequence[Node], trips: int, gpu: Gpu) -> bool:
     """Whether numbers of 16 bits that lie in whole vectors may be kept as they are. Where positions are looked for, these take the
     registers."""
-    fixed = all(product(one.size for one in n.loops).value == trips for n in inside)
+    fixed = all(n.trips.value == trips for n in inside)
     positions = config.finds_positions(inside)
     return fixed and not positions and gpu.takes_ptx
 
@@ -299,7 +299,7 @@ def _with_bounds(nest: loop.NestOp, symbols: RangeEnv, hints: Mapping[Expr, int]
 def _check_loops(inside: Sequence[Node], info: NestAccess) -> tuple[int, int]:
     """The length of the runs that the rows of a nest are made of (0: of one), and how many iterations its loops have at most, with runs as
     long as that.  UnsupportedNest unless programs can share them."""
-    every = {product(one.size for one in n.loops) for n in inside}
+    every = {n.trips for n in inside}
     length = config.segment_length(inside)
     run = range_of(length, info.ranges).hi or 0
     if length is config.ONE or length in every:

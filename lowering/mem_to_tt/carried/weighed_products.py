@@ -20,7 +20,7 @@ from xdsl.dialects.builtin import f32
 from xdsl.ir import Attribute, SSAValue
 
 from ....dialects import loop
-from ....dialects.expr import Expr, product
+from ....dialects.expr import Expr
 from ....dialects.expr.ranges import range_of
 from ....dialects.tt.compute import DotOp
 from ....dialects.tt.types import shape_of
@@ -51,7 +51,7 @@ def lower_weighed(kernel: NestLowering, op: loop.ReduceOp, node: Node) -> list[S
     found = weighed_product(s.info)
     if found is None or [loops for loops, _ in kernel.tile.axes] != [[found.rows], [found.columns]]:
         raise UnsupportedNest("schedule: with dot weights are computed from products along the first axis, of rows along the second one")
-    block, trips = kernel.tile.reduction_block, product(one.size for one in node.loops)
+    block, trips = kernel.tile.reduction_block, node.trips
     scores = Scores(kernel, block, node, found)
     values = Factor(kernel, FactorAxis.RIGHT, block, node, lies_along(s.info, node, found.columns))
     ragged = any(map(is_list, node.children))
@@ -241,7 +241,7 @@ class Scores(Factor):
 
     def _side(self, axis: int, node: Node) -> Factor:
         """The tile of the factors along one of the axes, and all terms of their products."""
-        trips: Expr = product(one.size for one in node.loops)
+        trips: Expr = node.trips
         most = range_of(trips, self.info.ranges).hi
         assert most is not None, "such products have few terms"
         most = max(MIN_DOT_SIDE, power_of_two(most))

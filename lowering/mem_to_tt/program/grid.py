@@ -122,7 +122,7 @@ class Grid:
         """How many blocks the loops inside have, all together."""
         total = 0
         for node in (n for n in self.s.info.root.children if has_effect(n)):
-            trips = product(one.size for one in node.loops).value
+            trips = node.trips.value
             plain = isinstance(node.op, loop.ForOp) and node.op.sequential is None and not node.children
             if trips is None or not plain or not self.tile.reduction_block:
                 raise UnsupportedNest("schedule: loops of which programs have a block each are loop.for of fixed lengths, not nested")

@@ -11,7 +11,7 @@ from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import Block, Region, SSAValue
 
 from ....dialects import loop
-from ....dialects.expr import ONE, ZERO, Dim, Expr, Sym, as_expr, exact_quotient, product
+from ....dialects.expr import ONE, ZERO, Dim, Expr, Sym, as_expr, exact_quotient
 from ....dialects.expr.ranges import Range, prove_lt, simplify
 from ....dialects.loop import KINDS
 from ....dialects.support.names import name_indices
@@ -61,7 +61,7 @@ class Loops:
         ("unroll"), or one iteration after the other ("loop")."""
         if self.tile.second_reduction_block and not self.s.along_second and has_reductions_inside(node):
             return "second"
-        trips = product(one.size for one in node.loops).value
+        trips = node.trips.value
         sequential = isinstance(node.op, loop.ForOp) and node.op.sequential is not None
         sequential = sequential or (self.s.ordered and isinstance(node.op, loop.ScanOp))
         if self.s.inner or self.s.inner_axis is None or sequential:
@@ -78,11 +78,11 @@ class Loops:
 
     def _is_long(self, node: Node) -> bool:
         """Whether the loops around a node run one iteration after the other."""
-        open_ended = product(one.size for one in node.loops).value is None
+        open_ended = node.trips.value is None
         return open_ended or self._trips(node) > MAX_UNROLLED_ITERATIONS or self._takes_lanes(node)
 
     def _trips(self, node: Node) -> int:
-        return product(one.size for one in node.loops).value or 0
+        return node.trips.value or 0
 
     def _is_few(self, node: Node, limit: int) -> bool:
         """Whether the iterations of a node, all in all, are straight code of a tolerable length."""
@@ -136,7 +136,7 @@ class Loops:
         trips: Expr | None = None,
     ) -> list[SSAValue]:
         """One iteration after the other, or `trips` of them; the state after the last."""
-        return self.repeat(node, self.s.number(product(one.size for one in node.loops) if trips is None else trips), 1, start, body)
+        return self.repeat(node, self.s.number(node.trips if trips is None else trips), 1, start, body)
 
     def _in_block(self, start: Expr, first: int, loops: Sequence[Loop]) -> dict[Expr, Expr]:
         """The indices of `loops` in the block that begins with iteration `start` + `first`."""
@@ -167,7 +167,7 @@ class Loops:
         axis = s.inner_axis
         assert axis is not None
         block = self.tile.reduction_block
-        total = product(one.size for one in node.loops)
+        total = node.trips
         trips = self.whole(node)
         outside, s.inner = s.spread, True
         s.spread = [*outside, *node.loops]
@@ -287,7 +287,7 @@ class Loops:
         assert inside is not None
         with s.checks.only_if(inside):
             start = (part - first) * block
-            trips = product(one.size for one in node.loops)
+            trips = node.trips
             if (trips.value or 0) % block:
                 s.axes[axis].mask = b.cmpi("slt", b.add(s.number(start), s.lane(axis)), s.number(trips))
             around = s.fixed

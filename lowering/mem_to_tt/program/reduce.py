@@ -11,7 +11,7 @@ from xdsl.dialects.builtin import IntegerType, f32, i64
 from xdsl.ir import Attribute, SSAValue
 
 from ....dialects import loop
-from ....dialects.expr import ZERO, Expr, product
+from ....dialects.expr import ZERO, Expr
 from ....dialects.tt.arith import SIToFPOp
 from ....dialects.tt.types import element_of
 from ....passes.analysis.nest_access import Loop, Node
@@ -102,7 +102,7 @@ class Reductions:
                 yield [s.b.to_shape(v, s.active) for v in self.kernel.yielded(op.block)]
 
         rows = list(terms())
-        count = s.number(product(one.size for one in node.loops))
+        count = s.number(node.trips)
         found = [v for acc, place in parts for v in acc.whole(s, lambda at=place: [(row[at], None) for row in rows], count, None)]
         self._define(op, found)
 
@@ -121,7 +121,7 @@ class Reductions:
 
         if not isinstance(acc, Welford):
             return over(acc, lambda values: values)
-        count = s.number(product(one.size for one in node.loops))
+        count = s.number(node.trips)
         add = Accumulator("sum", acc.types[:1])
         return acc.by_sums(s, lambda of: over(add, lambda values: [of(values[0])])[0], count)
 
@@ -155,7 +155,7 @@ class Reductions:
         """All values of the reduced loops at hand, in one piece or several."""
         s = self.s
         assert s.inner_axis is not None
-        total = product(one.size for one in node.loops)
+        total = node.trips
         chunks: list[tuple[list[SSAValue], SSAValue | None]] = []
         seen: list[slice] = []
         again = s.keeps_halves and not any(a.is_store for a in node.all_accesses())

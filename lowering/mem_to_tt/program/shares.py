@@ -32,7 +32,7 @@ from xdsl.dialects.builtin import IntegerType, i64
 from xdsl.ir import Block, Region, SSAValue
 
 from ....dialects import loop
-from ....dialects.expr import Expr, as_expr, ceildiv, minimum, product
+from ....dialects.expr import Expr, as_expr, ceildiv, minimum
 from ....dialects.tt.memory import StoreOp
 from ....dialects.tt.types import element_of, int32
 from ....passes.gpu.nest_types import UnsupportedNest, scalar_type
@@ -79,7 +79,7 @@ class Shares:
         if not s.gpu.takes_ptx:
             raise UnsupportedNest(f"schedule: with stream_k programs exchange sums by stores, which {s.gpu.name} keeps in several caches")
         self.kernel, self.op = kernel, node.op
-        steps = ceildiv(product(one.size for one in node.loops), tile.reduction_block)
+        steps = ceildiv(node.trips, tile.reduction_block)
         self.pieces, self.words = self._layout()
         half = tile.persistent * self.words
         ticket = draw(kernel, HEADER_WORDS + 2 * half)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from xdsl.dialects.builtin import StringAttr
 
 from ....dialects import loop
-from ....dialects.expr import product
 from ...analysis.nest_access import NestAccess, Node
 from ...analysis.schedule_attrs import int_attr
 from ...cost.machine.gpu import Gpu
@@ -27,7 +26,7 @@ def takes_lanes(node: Node) -> bool:
 
 def is_straight(node: Node) -> bool:
     """Whether a reduction over several loops is straight code, as windows are. Its terms are joined as those in lanes."""
-    trips, op = product(one.size for one in node.loops).value, node.op
+    trips, op = node.trips.value, node.op
     if trips is None or trips > MAX_UNROLLED_TRIPS or len(node.loops) < 2 or node.children or not isinstance(op, loop.ReduceOp):
         return False
     return has_order(op) and trips * len(op.block.ops) <= MAX_STRAIGHT_OPS

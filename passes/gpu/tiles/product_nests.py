@@ -15,7 +15,7 @@ from xdsl.dialects.builtin import IntegerType, bf16, f16, f32, f64, i8, i32, i64
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from ....dialects import loop
-from ....dialects.expr import Dim, Expr, free_dims, product
+from ....dialects.expr import Dim, Expr, free_dims
 from ....dialects.support.float8 import FLOAT8, UNIT_FLOAT8, f8e8m0fnu
 from ...analysis.accesses.varying import Varying, is_straight
 from ...analysis.constants import constant_of, integer_of
@@ -304,14 +304,9 @@ def sorted_rows(info: NestAccess) -> SortedRows | None:
         limits.add(integer_of(op.rhs))
     count, node = bound.size.data, info.nodes.get(value.owner)  # pyright: ignore[reportArgumentType]
     ends = None if node is None else _ends(info, node, side[0].dim)
-    if node is None or ends is None or count.value is None or product_of_loops(node) is not count or limits != {0, count.value - 1}:
+    if node is None or ends is None or count.value is None or node.trips is not count or limits != {0, count.value - 1}:
         return None
     return SortedRows(picked, side, node, ends, count)
-
-
-def product_of_loops(node: Node) -> Expr:
-    """How many iterations the loops of a node have."""
-    return product(one.size for one in node.loops)
 
 
 def _ends(info: NestAccess, node: Node, row: Dim) -> loop.LoadOp | None:

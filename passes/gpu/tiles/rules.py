@@ -17,7 +17,7 @@ from xdsl.dialects.builtin import f32
 from xdsl.ir import Attribute, SSAValue
 
 from ....dialects import loop
-from ....dialects.expr import ONE, ZERO, Add, Expr, FloorDiv, Max, Min, Mod, Mul, exact_quotient, free_dims, linear_coeff, product
+from ....dialects.expr import ONE, ZERO, Add, Expr, FloorDiv, Max, Min, Mod, Mul, exact_quotient, free_dims, linear_coeff
 from ....dialects.expr.ranges import range_of
 from ....dialects.machine import has_fixed_order
 from ....dialects.nd.types import I32_MAX, element_bytes
@@ -216,7 +216,7 @@ def column_loop(info: NestAccess, sizes: Sizes, weights: Mapping[Expr, float] | 
 
 def _is_short(node: Node) -> bool:
     """Whether the loops of a node become straight code."""
-    trips = product(one.size for one in node.loops)
+    trips = node.trips
     limit = MAX_UNROLLED_TRIPS if len(node.loops) > 1 else MAX_UNROLLED_INNER_TRIPS
     if trips.value is None or trips.value > limit or isinstance(node.op, loop.ScanOp):
         return False
@@ -394,7 +394,7 @@ def _shares_more(inside: Sequence[Node]) -> bool:
 
 def has_reductions_inside(node: Node) -> bool:
     """Whether each element of a loop is a long reduction of a row by itself, as the elements of a product's row are."""
-    trips = product(one.size for one in node.loops).value
+    trips = node.trips.value
     if trips is None or trips <= MAX_UNROLLED_INNER_TRIPS or not isinstance(node.op, loop.ForOp) or node.op.sequential is not None:
         return False
     plain = all(isinstance(c.op, loop.ReduceOp) and not c.children and not _is_short(c) for c in node.children)
@@ -403,7 +403,7 @@ def has_reductions_inside(node: Node) -> bool:
 
 def most_trips(node: Node, info: NestAccess) -> int | None:
     """How many iterations the loops of a node have at most; None where sizes that are symbols leave that open."""
-    return range_of(product(one.size for one in node.loops), info.ranges).hi
+    return range_of(node.trips, info.ranges).hi
 
 
 def segment_length(nodes: Sequence[Node]) -> Expr:
@@ -416,7 +416,7 @@ def segment_length(nodes: Sequence[Node]) -> Expr:
 def padded_trips(node: Node, info: NestAccess, run: int, length: Expr) -> int | None:
     """How many iterations the loops of a node have at most, runs of `length` counted as `run` ones (0: as they are); None where that is
     open."""
-    total = product(one.size for one in node.loops)
+    total = node.trips
     if total.value is not None or not run:
         return range_of(total, info.ranges).hi
     runs, most = exact_quotient(total, length), range_of(length, info.ranges).hi
@@ -427,7 +427,7 @@ def padded_trips(node: Node, info: NestAccess, run: int, length: Expr) -> int | 
 def reads_once(inside: Sequence[Node], longest: int) -> bool:
     """Whether rows whose length is a symbol are reduced as they go by: nothing of them is wanted twice, and blocks without a mask are
     reduced in a third of the instructions."""
-    open_ended = any(product(one.size for one in n.loops).value is None for n in inside)
+    open_ended = any(n.trips.value is None for n in inside)
     reduces = all(isinstance(n.op, loop.ReduceOp) for n in inside)
     return open_ended and longest > REDUCTION_TILE_ELEMENTS and kept_tensors(inside) == 0 and reduces
 
@@ -458,7 +458,7 @@ def _are_apart(info: NestAccess, inside: Sequence[Node]) -> bool:
 
 
 def _is_long(node: Node) -> bool:
-    trips = product(one.size for one in node.loops).value
+    trips = node.trips.value
     return trips is not None and trips >= COPIED_TILE_ELEMENTS and isinstance(node.op, loop.ForOp) and node.op.sequential is None
 
 
@@ -592,7 +592,7 @@ def fits_i32(info: NestAccess) -> bool:
         return all(fits(p) for p in parts)
 
     for node in info.root.walk():
-        if not fits(product(one.size for one in node.loops)):
+        if not fits(node.trips):
             return False
         if not all(fits(a.offset) for a in node.accesses):
             return False
