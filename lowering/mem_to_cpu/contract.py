@@ -202,10 +202,9 @@ def merge_batch(p: Product) -> Product:
             row_a, row_c = (step_a, step_c) if m is ONE else (row_a, row_c)
             m = m * size
             merged.pop()
-    p = replace(p, m=m, a=replace(p.a, row=row_a), c=replace(p.c, row=row_c))
     a, b, c = (tuple(steps[i] for _, steps in merged) for i in range(3))
-    matrices = (replace(x, batch=steps) for x, steps in ((p.a, a), (p.b, b), (p.c, c)))
-    return Product(tuple(s for s, _ in merged), p.m, p.n, p.k, *matrices, bias=p.bias)
+    a, b, c = replace(p.a, batch=a, row=row_a), replace(p.b, batch=b), replace(p.c, batch=c, row=row_c)
+    return replace(p, batch=tuple(s for s, _ in merged), m=m, a=a, b=b, c=c)
 
 
 def _transposed(x: Matrix, rows: Expr, columns: Expr) -> bool | None:
@@ -231,7 +230,7 @@ def row_major(p: Product) -> Product:
     if column or _transposed(p.c, p.m, p.n):
         a, b, c = (replace(x, row=x.column, column=x.row) for x in (p.b, p.a, p.c))
         bias = None if p.bias is None else replace(p.bias, row=p.bias.column, column=p.bias.row)
-        return Product(p.batch, p.n, p.m, p.k, a, b, c, bias)
+        return replace(p, m=p.n, n=p.m, a=a, b=b, c=c, bias=bias)
     return p
 
 
@@ -308,10 +307,8 @@ class ContractLowering:
         product_ = recognise(op)
         block = op.parent
         assert block is not None
-        asked = op.schedule.data if isinstance(op.schedule, StringAttr) else ""
         launch = None
-        own = asked != "library" and not (self.library and asked != "gemm")
-        if product_ is not None and (own or product_.is_narrow):
+        if product_ is not None and (self._is_own(op) or product_.is_narrow):
             launch = self._generated(merge_batch(product_))
         if launch is None and self.ordered and is_float(loop.element_type(op.lhs.type)):
             raise OrderError(
@@ -320,16 +317,19 @@ class ContractLowering:
             )
         replace_op(op, *(launch or self._library(op)))
 
+    def _is_own(self, op: loop.ContractOp) -> bool:
+        """Whether a contraction is for generated code, as its schedule says, else as all are."""
+        asked = op.schedule.data if isinstance(op.schedule, StringAttr) else ""
+        return asked == "gemm" or (asked != "library" and not self.library)
+
     def _with_epilogue(self, op: loop.ContractOp) -> None:
         """A product that calls the kernel of its epilogue; one that is left to the library stands before its own."""
         block = op.parent
         assert block is not None and self.outline is not None
-        asked = op.schedule.data if isinstance(op.schedule, StringAttr) else ""
         plain = plain_product(op)
         block.insert_op_before(plain, op)
         p = recognise(plain)
-        generated = asked != "library" and not (self.library and asked != "gemm")
-        generated = generated and p is not None and transposed(p) is not None
+        generated = self._is_own(op) and p is not None and transposed(p) is not None
         nest = epilogue_nest(op, rectangle=generated)
         block.insert_op_before(nest, op)
         erase_op(op)
