@@ -26,7 +26,8 @@ TORCH = {
 ROUNDING = {"f32": 1e-6, "f64": 1e-14, "bf16": 4e-3, "f16": 5e-4, "i32": 0}
 SHAPES = [(1, 64, 64), (1, 33, 200), (2, 5, 33), (4, 24, 1030), (6, 1, 70), (8, 129, 257), (13, 130, 70), (3, 4, 0), (30, 70, 1077)]
 KINDS = [(a, b) for a, factors in FACTORS.items() for b in factors]
-OWN = {"neon": KINDS, "neon_dot": [k for k in KINDS if k[0] in BYTES], "neon_bf16": [k for k in KINDS if k[0] in (*BYTES, "bf16")]}
+BY_BYTES = [k for k in KINDS if k[1] in BYTES]
+OWN = {"neon": KINDS, "neon_dot": BY_BYTES, "neon_bf16": [*BY_BYTES, ("bf16", "bf16")]}
 """Instruction set -> the kinds that it has code of its own for."""
 
 
