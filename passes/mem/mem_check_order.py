@@ -34,11 +34,12 @@ from ..manager.pass_manager import Pass
 MOVING = frozenset(
     (
         "argsort bernoulli bucketize cat clone copy exponential gather index index_select kthvalue masked_scatter masked_select median "
-        "mode multinomial nanmedian nonzero normal rand rand_like randint randn randn_like random randperm repeat_interleave roll "
-        "searchsorted select slice sort split squeeze stack take topk uniform unique_consecutive unique_dim unsqueeze view"
+        "mode multinomial nanmedian native_dropout nonzero normal rand rand_like randint randn randn_like random "
+        "randperm repeat_interleave roll searchsorted select slice sort split squeeze stack take topk uniform unique_consecutive "
+        "unique_dim unsqueeze view"
     ).split()
 )
-"""Operators of the library that move, compare or draw numbers, and add none: names of ATen without underscores around them."""
+"""Operators of the library that move, compare, draw or drop numbers, and add none: names of ATen without underscores around them."""
 
 
 @dataclass(frozen=True)

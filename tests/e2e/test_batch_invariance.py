@@ -370,6 +370,17 @@ def dropped(rows, **options):
 
 
 @pytest.mark.long
+def test_weights_are_dropped_as_eager_drops_them_where_it_draws():
+    """The library's dropout adds no numbers: it is no call that the order refuses."""
+    got, *_ = dropped(2, fallback_random=True)
+    torch.manual_seed(6)
+    given = [torch.randn(3, 2, 70, 16).bfloat16()[:2] for _ in range(3)]
+    torch.manual_seed(7)
+    want = F.scaled_dot_product_attention(*given, is_causal=True, dropout_p=0.25)
+    torch.testing.assert_close(got, want, atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.long
 def test_attention_that_drops_weights_on_a_gpu(gpu):
     """Rows draw what they draw alone; kernels that compute weights again, and draw again, give what stored weights do."""
     stepwell.counters.clear()
