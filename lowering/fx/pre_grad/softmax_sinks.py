@@ -23,13 +23,11 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from . import softmaxes
 from .affine_values import argument, tensor_of, writes
-from .softmaxes import DIFFERENCES, EXPONENTIALS, LOG_SUMS, SOFTMAXES, is_call, kept_dim, maximum, pair, products_of
+from .softmaxes import CASTS, DIFFERENCES, EXPONENTIALS, SOFTMAXES, is_call, kept_dim, maximum, pair, products_of, same_shape, uncast
 
 _CATS = (torch.cat, torch.concat, torch.concatenate)
-_ADDITIONS = (operator.add, torch.add, "add")
 _LOG_ADDITIONS = (torch.logaddexp, "logaddexp")
 _NEGATIONS = (operator.neg, torch.neg, "neg", "negative")
-_CASTS = ("to", "float", "type_as", "half", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -64,13 +62,13 @@ def part_sinks(gm: GraphModule) -> int:
 def _of_slice(node: Node) -> _Sinks | None:
     """A softmax of a concatenation of which one part is read."""
     softmax = argument(node, 0, "input")
-    while is_call(softmax, _CASTS) and len(softmax.users) == 1:
+    while is_call(softmax, CASTS) and len(softmax.users) == 1:
         softmax = argument(softmax, 0, "self")
     made, all_of_it = tensor_of(node), tensor_of(softmax) if isinstance(softmax, Node) else None
     start = _start(node)
     if made is None or all_of_it is None or start is None or not is_call(softmax, SOFTMAXES) or len(softmax.users) > 1:
         return None
-    found = _parts(_uncast(argument(softmax, 0, "input")))
+    found = _parts(uncast(argument(softmax, 0, "input")))
     if found is None or argument(softmax, 1, "dim") not in (-1, all_of_it.dim() - 1):
         return None
     at: Any = 0
@@ -108,7 +106,7 @@ def _parts(cat: Any) -> list[tuple[Node, Any]] | None:
 def _of_quotient(node: Node) -> _Sinks | None:
     """Exponentials over their sum and more, or rows that they weigh over that."""
     operands = pair(node, softmaxes.QUOTIENTS)
-    if operands is None or not is_call(operands[1], _ADDITIONS):
+    if operands is None or not is_call(operands[1], softmaxes.ADDITIONS):
         return None
     both = argument(operands[1], 0, "input"), argument(operands[1], 1, "other")
     for total, other in (both, both[::-1]):
@@ -174,41 +172,40 @@ def _of_log_sum(node: Node) -> _Sinks | None:
     made = tensor_of(node)
     if operands is None or made is None:
         return None
-    x, total = operands[0], _uncast(operands[1])
-    if is_call(total, LOG_SUMS) and kept_dim(total, made.dim()) == made.dim() - 1:
-        parts = _parts(_uncast(argument(total, 0, "input"))) or []
+    x, total = operands[0], uncast(operands[1])
+    if is_call(total, softmaxes.LOG_SUMS) and kept_dim(total, made.dim()) == made.dim() - 1:
+        parts = _parts(uncast(argument(total, 0, "input"))) or []
         others = [part for part, _ in parts if part is not x]
         return _Sinks(node, x, tuple(others), made.dtype) if others and len(others) + 1 == len(parts) else None
     sums = pair(total, _LOG_ADDITIONS)
     for own, other in (sums, sums[::-1]) if sums is not None else ():
-        if is_call(own, LOG_SUMS) and _uncast(argument(own, 0, "input")) is _uncast(x) and _is_row(other, made):
+        if is_call(own, softmaxes.LOG_SUMS) and uncast(argument(own, 0, "input")) is uncast(x) and _is_row(other, made):
             return _Sinks(node, x, (other,), made.dtype) if kept_dim(own, made.dim()) == made.dim() - 1 else None
     return None
 
 
 def _of_factor(node: Node) -> _Sinks | None:
-    """A softmax times a factor of each row."""
-    operands = pair(node, softmaxes.FACTORS)
-    for weights, factor in (operands, operands[::-1]) if operands is not None else ():
-        softmax = _uncast(weights)
-        made, x = tensor_of(node), argument(softmax, 0, "input")
-        if made is None or not is_call(softmax, SOFTMAXES) or not _is_row(factor, made):
+    """A softmax times a factor of each row, or of all."""
+    found, made = factor_of(node), tensor_of(node)
+    if found is None or made is None:
+        return None
+    weights, factor = found
+    return _Sinks(node, argument(uncast(weights), 0, "input"), (factor,), made.dtype, weights)
+
+
+def factor_of(node: Node) -> tuple[Node, Node | float] | None:
+    """The softmax over the last dimension and the factor of each row, or of all, whose product a node is."""
+    if not is_call(node, softmaxes.FACTORS):
+        return None
+    operands = argument(node, 0, "input"), argument(node, 1, "other")
+    for weights, factor in (operands, operands[::-1]):
+        made = tensor_of(node)
+        if made is None or not isinstance(weights, Node) or not is_call(softmax := uncast(weights), SOFTMAXES):
             continue
-        if argument(softmax, 1, "dim") in (-1, made.dim() - 1):
-            return _Sinks(node, x, (factor,), made.dtype, weights) if _same_shape(weights, node) else None
+        known = isinstance(factor, int | float) or _is_row(factor, made)
+        if known and argument(softmax, 1, "dim") in (-1, made.dim() - 1) and same_shape(weights, node):
+            return weights, factor
     return None
-
-
-def _same_shape(one: Node, other: Node) -> bool:
-    """Whether two tensors have the same sizes."""
-    a, b = tensor_of(one), tensor_of(other)
-    return a is not None and b is not None and a.dim() == b.dim() and all(map(statically_known_true, map(operator.eq, a.shape, b.shape)))
-
-
-def _uncast(node: Any) -> Any:
-    while is_call(node, _CASTS) and (made := tensor_of(node)) is not None and made.dtype.is_floating_point:
-        node = argument(node, 0, "self")
-    return node
 
 
 def _is_written(found: _Sinks) -> bool:
@@ -275,10 +272,12 @@ def _row(graph: Graph, other: Node | float, own: Node) -> Node:
     return row if not val.dim() or statically_known_true(val.shape[-1] == 1) else graph.call_function(torch.logsumexp, (row, -1, True))
 
 
-def _like(graph: Graph, factor: Node, end: Node, x: Node) -> Node:
+def _like(graph: Graph, factor: Node | float, end: Node, x: Node) -> Node | float:
     """A factor of each row of `x` in the dimensions of a product of these."""
+    if not isinstance(factor, Node):
+        return factor
     given = _first(end)
-    if not (is_same := _same_shape(given, x)) or is_call(end, softmaxes.EINSUMS):
+    if not (is_same := same_shape(given, x)) or is_call(end, softmaxes.EINSUMS):
         factor = graph.call_method("expand", (factor, *_sizes(graph, x), 1))
     if not is_same:
         factor = graph.call_method("reshape", (factor, *_sizes(graph, given), 1))

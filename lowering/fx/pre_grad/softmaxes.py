@@ -36,6 +36,8 @@ _PRODUCTS = (operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm", "__matmu
 EINSUMS = (torch.einsum, torch.functional.einsum)
 _BY_ELEMENT = (F.dropout, torch.dropout, "to", "float", "type_as", "half", "bfloat16")
 """What keeps a factor of a row a factor of it."""
+ADDITIONS = (operator.add, torch.add, "add")
+CASTS = ("to", "float", "type_as", "half", "bfloat16")
 FACTORS = (operator.mul, torch.mul, "mul")
 _VIEWS = (torch.flatten, torch.reshape, "flatten", "reshape", "view", "unflatten", "contiguous")
 QUOTIENTS = (operator.truediv, torch.div, torch.true_divide, "div", "divide", "true_divide")
@@ -268,3 +270,16 @@ def is_call(node: Any, targets: tuple[Any, ...]) -> bool:
         return False
     named = node.op == "call_method"
     return any(node.target == t if named else node.target is t for t in targets if isinstance(t, str) == named)
+
+
+def same_shape(one: Node, other: Node) -> bool:
+    """Whether two tensors have the same sizes."""
+    a, b = tensor_of(one), tensor_of(other)
+    return a is not None and b is not None and a.dim() == b.dim() and all(map(statically_known_true, map(operator.eq, a.shape, b.shape)))
+
+
+def uncast(node: Any) -> Any:
+    """What a tensor of floats is in front of casts between such."""
+    while is_call(node, CASTS) and (made := tensor_of(node)) is not None and made.dtype.is_floating_point:
+        node = argument(node, 0, "self")
+    return node

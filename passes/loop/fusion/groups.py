@@ -263,6 +263,8 @@ class Grouping(NestFacts):
             return alignment
         if self.products.ordered and self.products.breaks_up([*members], alignment.shared < len(first.outer) or bool(alignment.inner)):
             return "a product's sums have an order of their own, which a unit for products keeps: it is alone with what follows it"
+        if not wanted and self.products.joins_weights(members):
+            return "each keeps the scores on chip that it weighs rows by"
         return (None if wanted else self.profit.against(first, second, alignment)) or alignment
 
     def _overwrites_what_is_read(self, first: Group, second: Group) -> bool:

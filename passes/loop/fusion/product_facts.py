@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
+from ....dialects import loop
 from ....dialects.machine import has_fixed_order
 from ...analysis.nest_info import NestInfo
 
@@ -38,6 +40,34 @@ class ProductFacts:
         self.some = any(info.multiplies for info in facts.infos.values())
         """Whether there are products among the nests."""
         self._follows: dict[Operation, set[Operation]] = {}
+
+    def joins_weights(self, members: Sequence[Member]) -> bool:
+        """Whether a nest of `members` has products of several weights: those of one keep their scores on chip."""
+        on_chip = self.facts.machine.resident_programs  # of a GPU
+        found = [self._weights(m.info) for m in members if on_chip and self.sums_products(m.info)]
+        return len(found) > 1 and len({tensor for some in found for tensor in some}) > 1
+
+    def _weights(self, info: NestInfo) -> set[SSAValue]:
+        """What products of a nest read that is longer than its result, and is computed element by element from a product and numbers of
+        rows. Their batches have rows of their own: n batches multiply the sizes of both factors and of the result by n, and the terms."""
+        found, numel = set[SSAValue](), self.facts.count(info.sizes)
+        for nest in (self.facts.inlined.get(a.tensor) for a in info.reads):
+            if nest is not None and nest.multiplies:
+                tensors = {a.tensor: self._elements(a.tensor) for a in nest.reads}
+                if prod(tensors.values()) * numel > self.facts.count(nest.sizes) ** 2:
+                    found.update(t for t in tensors if self._is_of_product(t, numel))
+        return found
+
+    def _elements(self, tensor: SSAValue) -> float:
+        return self.facts.count(loop.shaped_dims(tensor.type))
+
+    def _is_of_product(self, tensor: SSAValue, least: float) -> bool:
+        info = self.facts.infos.get(tensor.owner)  # pyright: ignore[reportArgumentType]
+        size = 0 if info is None else self.facts.count(info.sizes)
+        while info is not None and size > least and not self.sums_products(info):
+            behind = [self.facts.infos.get(a.tensor.owner) for a in info.reads]  # pyright: ignore[reportArgumentType]
+            info = next((one for one in behind if one is not None and self.facts.count(one.sizes) == size), None)
+        return info is not None and size > least
 
     def breaks_up(self, members: Sequence[Member], parts_loops: bool) -> bool:
         """Whether a nest of `members` has more than one product and what follows it element by element. parts_loops: not all of its loops

@@ -1,4 +1,4 @@
-"""Attention of models that are not plain: T5, Swin, Gemma 2, ALiBi, DeBERTa, GPT-OSS, as layers of PyTorch. No kernel stores scores."""
+"""Attention of models that are not plain: T5, Swin, Gemma 2, ALiBi, DeBERTa, GPT-OSS and others, as layers. No kernel stores scores."""
 
 from __future__ import annotations
 
@@ -136,6 +136,18 @@ class Sinks(Layer):
         return F.dropout(weights[..., :-1], 0.1, self.training) @ v
 
 
+class Differential(Layer):
+    """A softmax less a trained part of another one."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = nn.Parameter(torch.tensor(0.2))
+
+    def attention(self, q, k, v):
+        first, second = (torch.softmax((a @ b.mT).float() * 32**-0.5, -1) for a, b in zip(q.chunk(2, -1), k.chunk(2, -1), strict=True))
+        return (first - (0.5 + self.part.exp()) * second).to(v.dtype) @ v * 0.8
+
+
 def inputs(model, batch=BATCH):
     torch.manual_seed(1)
     if isinstance(model, Swin):
@@ -145,7 +157,7 @@ def inputs(model, batch=BATCH):
     return (x, (torch.arange(LENGTH) < torch.tensor([[900], [LENGTH]])[:batch]).long()) if isinstance(model, Alibi) else (x,)
 
 
-CASES = [(model, trains) for model in (T5, Swin, Gemma2, Alibi, LearnedAlibi, Deberta, Sinks) for trains in (True, False)]
+CASES = [(model, trains) for model in (T5, Swin, Gemma2, Alibi, LearnedAlibi, Deberta, Sinks, Differential) for trains in (True, False)]
 MODELS = list(dict.fromkeys(model for model, _ in CASES))
 ALONE = [pytest.param(m, marks=() if m is LearnedAlibi else pytest.mark.long) for m in MODELS]
 DYNAMIC = [pytest.param(m, t, marks=() if (m, t) == (T5, True) else pytest.mark.long) for m, t in CASES]
