@@ -23,6 +23,7 @@ from ....dialects.expr import as_expr, strides_contiguous
 from ....dialects.nd.call_args import Arg, Call
 from ....dialects.nd.types import FLOATS, TensorType, c64, c128
 from ..calls import externs
+from ..calls.deterministic import fills_memory
 from ..core.metadata import element_type, is_nonoverlapping_dense
 from ..core.registry import find_rule
 
@@ -464,6 +465,12 @@ def _to_copy(b: Importer, x: Any, **options: Any) -> Any:
 @complex_rule("zeros", "zeros_like", "new_zeros")
 def _zeros(b: Importer, *args: Any, **kwargs: Any) -> ComplexPair:
     return _filled(b, 0.0)
+
+
+@complex_rule("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted")
+def _empty(b: Importer, *args: Any, **kwargs: Any) -> ComplexPair:
+    """Zeros, as for real numbers; where the program asks for deterministic algorithms NaN, with which eager fills new memory."""
+    return _filled(b, float("nan") if fills_memory() else 0.0)
 
 
 @complex_rule("ones", "ones_like", "new_ones")

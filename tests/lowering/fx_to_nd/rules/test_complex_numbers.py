@@ -147,6 +147,17 @@ def test_gradients():
     _check(lambda z: z.sin() * z.mean(0), z, grad=True)
 
 
+def test_gradients_of_a_part_that_is_overwritten():
+    """AOTAutograd makes new memory for the gradient of the whole."""
+
+    def fn(z, w):
+        whole = z * 2
+        whole[:, :4] = z[:, :4] * w
+        return whole
+
+    _check(fn, _z(3, 9), _z(4), grad=True)
+
+
 def test_between_transforms():
     """Products in the frequency domain; the transforms stay calls."""
 
