@@ -277,13 +277,13 @@ def _like(graph: Graph, factor: Node | float, end: Node, x: Node) -> Node | floa
     if not isinstance(factor, Node):
         return factor
     given = _first(end)
-    if not (is_same := same_shape(given, x)) or is_call(end, softmaxes.EINSUMS):
+    first, _, result = softmaxes.labels(end) if is_call(end, softmaxes.EINSUMS) else ("", "", "")
+    if not (is_same := same_shape(given, x)) or first:
         factor = graph.call_method("expand", (factor, *_sizes(graph, x), 1))
     if not is_same:
         factor = graph.call_method("reshape", (factor, *_sizes(graph, given), 1))
-    if not is_call(end, softmaxes.EINSUMS):
+    if not first:
         return factor
-    first, _, result = softmaxes.labels(end)
     own = [label for label in result if label in first]
     factor = graph.call_method("permute", (graph.call_method("squeeze", (factor, -1)), *(first.index(label) for label in own)))
     (column,) = (k for k, label in enumerate(result) if label not in first)

@@ -157,7 +157,7 @@ def products_of(weights: Node) -> list[Node]:
             is_dead = not user.users and user.op != "output" and not writes(user)
             if is_dead:
                 continue
-            if _keeps_labels(user) and is_first_factor(node, user):
+            if (weighs_rows(user) or _keeps_labels(user)) and is_first_factor(node, user):
                 found.append(user)
             elif not keeps_rows(user, node):
                 return []
@@ -219,9 +219,7 @@ def weighs_rows(node: Node) -> bool:
 
 def _keeps_labels(node: Node) -> bool:
     """Whether a node is a product in which each row of the first factor is one of the result, in any order."""
-    if not is_call(node, EINSUMS):
-        return is_call(node, _PRODUCTS)
-    first, second, result = labels(node)
+    first, second, result = labels(node) if is_call(node, EINSUMS) else ("", "", "")
     return len(first) > 1 and first[-1] in second and {*first} - {*result} == {first[-1]} and len({*result} - {*first}) == 1
 
 

@@ -55,7 +55,8 @@ def plus_one(q, k, v, c):
 
 def log_sums(q, k, v, c):
     x = scores(q, k)
-    return (x - torch.logaddexp(x.logsumexp(-1, keepdim=True), c[:, None, None])).exp() @ v
+    p = (x - torch.logaddexp(x.logsumexp(-1, keepdim=True), c[:, None, None])).exp()
+    return torch.einsum("...ij,...jd->...id", p, v)
 
 
 def log_sum_of_all(q, k, v, c):
