@@ -20,8 +20,10 @@ from .weighed_products import weighed_tile
 
 
 def takes_lanes(node: Node) -> bool:
-    """Whether the terms of a reduction go along an axis of the tile however few there are."""
-    return isinstance(node.op, loop.ReduceOp) and has_order(node.op) and not node.children and not is_straight(node)
+    """Whether the terms of a reduction go along an axis of the tile however few there are. One term alone does not."""
+    if not node.loops or node.children or not isinstance(node.op, loop.ReduceOp):
+        return False
+    return has_order(node.op) and not is_straight(node)
 
 
 def is_straight(node: Node) -> bool:
