@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .repeated_scores import Kernels
 
 
-def _kernels(s: Setting) -> Kernels:
+def score_kernels(s: Setting) -> Kernels:
     """Which scores of attention backward computes again: with eager's numerics the CPU has no kernels for them."""
     from .repeated_scores import kernels_for
 
@@ -27,7 +27,7 @@ REWRITES = (
     ),
     FxRewrite(
         "spell-out-dropout", "joint.drawn_weights:spell_out_dropout", "backward draws dropout of attention again",
-        lambda s: s.trains and s.own_partition and not s.random_from_eager, lambda s: (s.left_to_aten, _kernels(s)),
+        lambda s: s.trains and s.own_partition and not s.random_from_eager, lambda s: (s.left_to_aten, score_kernels(s)),
         counter="drawn_weights",
     ),
     FxRewrite(
@@ -36,7 +36,7 @@ REWRITES = (
     ),
     FxRewrite(
         "shorten-row-sums", "joint.softmax_row_sums:shorten_row_sums", "gradients of attention sum over rows of its result",
-        lambda s: s.ordered or not s.eager_numerics, lambda s: (_kernels(s),), counter="short_row_sums",
+        lambda s: s.ordered or not s.eager_numerics, lambda s: (score_kernels(s),), counter="short_row_sums",
     ),
     FxRewrite(
         "gradients-in-forward", "joint.loss_gradients:gradients_in_forward",
@@ -45,7 +45,7 @@ REWRITES = (
     ),
     FxRewrite(
         "spell-out-recomputable", "joint.recomputable:spell_out_recomputable", "what is cheap is computed again in the backward graph",
-        lambda s: s.trains and s.own_partition, lambda s: (s.left_to_aten, _kernels(s)), counter="recomputable",
+        lambda s: s.trains and s.own_partition, lambda s: (s.left_to_aten, score_kernels(s)), counter="recomputable",
     ),
     FxRewrite(
         "merge-common-subexpressions", "joint.common_subexpressions:merge_common_subexpressions",

@@ -10,7 +10,6 @@ softmax_sinks.py says.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,7 +18,20 @@ from torch.fx import GraphModule, Node
 from ..joint.repeated_scores import Kernels, kernels_for
 from .affine_values import argument, tensor_of, writes
 from .softmax_sinks import factor_of
-from .softmaxes import ADDITIONS, CASTS, DIFFERENCES, SOFTMAXES, is_call, is_first_factor, keeps_rows, pair, products_of, same_shape, uncast
+from .softmaxes import (
+    ADDITIONS,
+    CASTS,
+    DIFFERENCES,
+    SOFTMAXES,
+    between,
+    is_call,
+    is_first_factor,
+    keeps_rows,
+    pair,
+    products_of,
+    same_shape,
+    uncast,
+)
 
 
 def distribute_products(gm: GraphModule, kernels: Kernels = kernels_for) -> int:
@@ -32,7 +44,7 @@ def distribute_products(gm: GraphModule, kernels: Kernels = kernels_for) -> int:
         ends = [(end, _path(node, end)) for end in products_of(node)]
         if not ends or not all(path is not None and _pays(node, end, kernels) for end, path in ends):
             continue
-        if any(writes(one) for end, _ in ends for one in _between(node, end)):
+        if any(writes(one) for end, _ in ends for one in between(node, end)):
             continue
         for end, path in ends:
             _distribute(gm, terms, [node, *(path or ()), end])
@@ -69,7 +81,7 @@ def _pays(node: Node, end: Node, kernels: Kernels) -> bool:
 def _path(node: Node, end: Node) -> list[Node] | None:
     """The casts and views of rows between a node and a product; None where there is something else."""
     found: list[Node] = []
-    for one in _between(node, end):
+    for one in between(node, end):
         before = found[-1] if found else node
         if before in one.all_input_nodes and any(end is product for product in products_of(one)):
             found.append(one)
@@ -77,13 +89,6 @@ def _path(node: Node, end: Node) -> list[Node] | None:
     known = all(argument(after, 0, "self") is before and keeps_rows(after, before) for before, after in zip(steps, found, strict=False))
     plain = all(is_call(one, CASTS) or not is_call(one, (torch.dropout, torch.nn.functional.dropout, operator.mul)) for one in found)
     return found if known and plain and is_first_factor(steps[-1], end) else None
-
-
-def _between(first: Node, last: Node) -> Iterator[Node]:
-    node = first.next
-    while node is not last:
-        yield node
-        node = node.next
 
 
 def _distribute(gm: GraphModule, terms: list[tuple[Node, int]], chain: list[Node]) -> None:

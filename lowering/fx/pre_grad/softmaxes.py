@@ -78,13 +78,13 @@ def _without_shift(node: Node) -> bool:
     if kept_dim(first, made.dim()) not in (dim := argument(node, 1, "dim"), dim + made.dim()):
         return False
     shifted = argument(node, 0, "input")
-    if any(writes(other) for other in _between(operands[0], node)):
+    if any(writes(other) for other in between(operands[0], node)):
         return False
     node.replace_input_with(shifted, operands[0])
     return True
 
 
-def _between(first: Node, last: Node) -> Iterator[Node]:
+def between(first: Node, last: Node) -> Iterator[Node]:
     """The nodes between two, in their order."""
     node = first.next
     while node is not last:

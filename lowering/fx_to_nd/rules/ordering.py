@@ -306,8 +306,8 @@ def _search(
     b: Importer, values: SSAValue, right: bool, lookup: Callable[[SSAValue], SSAValue], size: int, out: Attribute
 ) -> SSAValue:
     """How many elements of sorted rows of `size` (at least 1) stand before each value (right: also those equal to it).
-    `lookup(positions)` gives the elements at positions of the shape of `values`. NaN is after all. The steps are the same for every
-    value: the answer is `low`, or at most `left` above it."""
+    `lookup(positions)` gives the elements at positions of the shape of `values`. Values that are NaN are after all. The steps are the
+    same for every value: the answer is `low`, or at most `left` above it."""
     low, left = b.full(0, i64, b.dims(values)), size
     while left:
         half = (left + 1) // 2
